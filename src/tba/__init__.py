@@ -1,0 +1,1 @@
+"""Asynchronous, off-policy reinforcement learning of language models with trajectory balance."""

@@ -1,0 +1,126 @@
+"""Every setting of a run, typed, documented and free of torch.
+
+`Config` is the whole; `load_config` builds one from recipes, TOML files and dotted overrides. Cross-field
+rules live here, beside the sections they tie together.
+"""
+
+from typing import Self
+
+from pydantic import NonNegativeInt, model_validator
+
+from tba.config.base import Section
+from tba.config.model import BuildConfig, ModelConfig, WarmStartConfig
+from tba.config.running import (
+    CheckpointConfig,
+    EvaluationConfig,
+    InlineRuntimeConfig,
+    LocalRuntimeConfig,
+    RuntimeConfig,
+    SyncConfig,
+)
+from tba.config.search import BufferConfig, SearchConfig
+from tba.config.task import ArithmeticTaskConfig, CustomTaskConfig, Gsm8kTaskConfig, TaskConfig
+from tba.config.training import ObjectiveConfig, TrainerConfig, TrajectoryBalanceConfig
+
+__all__ = [
+    "ArithmeticTaskConfig",
+    "BufferConfig",
+    "BuildConfig",
+    "CheckpointConfig",
+    "Config",
+    "CustomTaskConfig",
+    "EvaluationConfig",
+    "Gsm8kTaskConfig",
+    "InlineRuntimeConfig",
+    "LocalRuntimeConfig",
+    "ModelConfig",
+    "ObjectiveConfig",
+    "RuntimeConfig",
+    "SearchConfig",
+    "Section",
+    "SyncConfig",
+    "TaskConfig",
+    "TrainerConfig",
+    "TrajectoryBalanceConfig",
+    "WarmStartConfig",
+]
+
+
+class Config(Section):
+    """A whole run."""
+
+    seed: NonNegativeInt = 0
+    """Seed of every random choice; each part derives its own streams from it."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N; auto takes a GPU when there is one."""
+    model: ModelConfig = ModelConfig()
+    """The policy."""
+    warm_start: WarmStartConfig = WarmStartConfig()
+    """Supervised fine-tuning before the run."""
+    task: TaskConfig
+    """What is asked and rewarded."""
+    search: SearchConfig = SearchConfig()
+    """Searchers."""
+    buffer: BufferConfig = BufferConfig()
+    """Replay buffer."""
+    objective: ObjectiveConfig = TrajectoryBalanceConfig()
+    """Loss."""
+    trainer: TrainerConfig = TrainerConfig()
+    """Optimisation."""
+    sync: SyncConfig = SyncConfig()
+    """The two wires."""
+    runtime: RuntimeConfig = LocalRuntimeConfig()
+    """Processes."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Accuracy on held-out queries."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """What is kept for resuming."""
+
+    @model_validator(mode="after")
+    def _policy_is_named(self) -> Self:
+        if self.model.model_name_or_path is None and self.model.build is None:
+            raise ValueError(
+                "no policy is named: set model.model_name_or_path to a Hugging Face folder or name "
+                "(or model.build for a small model from random weights)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _enough_samples(self) -> Self:
+        k, s = self.trainer.samples_per_query, self.search.samples_per_query
+        if k > s:
+            raise ValueError(
+                f"trainer.samples_per_query (K) is {k} but search.samples_per_query (S) is {s}: searchers must "
+                f"find at least K responses for each query, so set S to {k} or more"
+            )
+        if k > self.buffer.capacity_per_query:
+            raise ValueError(
+                f"trainer.samples_per_query (K) is {k} but buffer.capacity_per_query is "
+                f"{self.buffer.capacity_per_query}: keep at least K samples of each query"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _micro_batch_holds_one_query(self) -> Self:
+        longest = (
+            self.task.max_prompt_length
+            + self.trainer.samples_per_query * self.search.max_completion_length
+        )
+        if self.trainer.micro_batch_tokens < longest:
+            raise ValueError(
+                f"trainer.micro_batch_tokens is {self.trainer.micro_batch_tokens}, less than one query can "
+                f"need (task.max_prompt_length + K * search.max_completion_length = {longest}): raise it to "
+                f"{longest} or shorten prompts or completions"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _staleness_can_be_met(self) -> Self:
+        bound, k = self.buffer.max_staleness, self.sync.sync_every
+        oldest = {"lockstep": k - 1, "barrier": 2 * k - 1, "free": k}[self.sync.mode]
+        if bound is not None and bound < oldest:
+            raise ValueError(
+                f"buffer.max_staleness is {bound}, but with sync.mode {self.sync.mode} and sync.sync_every {k} "
+                f"fresh samples are up to {oldest} versions old: set it to {oldest} or more, or sync more often"
+            )
+        return self

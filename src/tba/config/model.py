@@ -1,0 +1,61 @@
+"""Which policy is trained, and the supervised warm start that may come first."""
+
+from typing import Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from tba.config.base import Section
+
+
+class BuildConfig(Section):
+    """A small Llama with a character tokenizer, built from random weights."""
+
+    characters: str = "0123456789+-="
+    """The tokenizer's alphabet; one token a character, besides padding and end-of-sequence."""
+    hidden_size: PositiveInt = 128
+    """Width of the residual stream."""
+    intermediate_size: PositiveInt = 512
+    """Width of the feed-forward layers."""
+    num_hidden_layers: PositiveInt = 3
+    """Number of layers."""
+    num_attention_heads: PositiveInt = 4
+    """Number of attention heads."""
+    max_position_embeddings: PositiveInt = 64
+    """Longest prompt plus response, in tokens."""
+
+
+class ModelConfig(Section):
+    """The policy, which is also the reference it is held close to."""
+
+    model_name_or_path: str | None = None
+    """Folder or hub name of a Hugging Face causal language model."""
+    build: BuildConfig | None = None
+    """Builds a small model from random weights instead of loading one."""
+    attn_implementation: str = "sdpa"
+    """Attention implementation of transformers: sdpa or eager."""
+    gradient_checkpointing: bool = False
+    """Recomputes activations in the backward pass: less memory, about a third more time."""
+    trust_remote_code: bool = False
+    """Runs Python code that the model folder brings along."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.model_name_or_path is not None and self.build is not None:
+            raise ValueError(
+                "model.model_name_or_path and model.build are both set, but a policy is either loaded or "
+                "built: remove one of them"
+            )
+        return self
+
+
+class WarmStartConfig(Section):
+    """Supervised fine-tuning on the task's own demonstrations before the run; its result is the reference."""
+
+    steps: NonNegativeInt = 0
+    """Optimiser steps; 0 leaves the policy as it is."""
+    batch_size: PositiveInt = 256
+    """Demonstrations a step."""
+    learning_rate: PositiveFloat = 1e-3
+    """Peak learning rate of AdamW; it falls to zero along a cosine."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW weight decay."""

@@ -1,0 +1,45 @@
+"""How searchers generate, and what the buffer keeps and gives back."""
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from tba.config.base import Section
+
+
+class SearchConfig(Section):
+    """The searcher's box of the algorithm."""
+
+    searchers: PositiveInt = 1
+    """Number of searchers."""
+    queries_per_batch: PositiveInt = 8
+    """Queries a searcher takes at a time."""
+    samples_per_query: PositiveInt = 24
+    """S: responses generated for each query; at least K, since duplicates are merged."""
+    temperature: PositiveFloat = 1.0
+    """Divides the logits of policy and reference alike, in generation and in both log-probabilities."""
+    max_completion_length: PositiveInt = 128
+    """Longest response in tokens, the end-of-sequence token included."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the searcher's policy and reference; weights travel in it too."""
+
+
+class BufferConfig(Section):
+    """The replay buffer: what it keeps, and how a batch is drawn from it."""
+
+    capacity_per_query: PositiveInt = 100
+    """Newest unique samples kept of each query."""
+    initial_samples: NonNegativeInt = 500
+    """Trajectories in the buffer before the first trainer step."""
+    on_policy_prob: float = Field(default=0.95, ge=0, le=1)
+    """m: probability, drawn for each query of a batch, of taking a query of the most recent sync."""
+    recent_versions: PositiveInt = 1
+    """The most recent samples are those of this many newest policy versions in the buffer."""
+    off_policy_sampling: Literal["uniform", "softmax_reward"] = "uniform"
+    """How the other branch chooses K samples of a query: uniformly or by softmax of the reward."""
+    reward_temperature: PositiveFloat = 1.0
+    """Divides the rewards inside that softmax."""
+    max_staleness: PositiveInt | None = None
+    """Samples older than this many versions are not drawn (they are kept)."""
+    max_reuse: PositiveInt | None = None
+    """A sample is drawn in at most this many batches; the trainer waits for new ones when none is left."""

@@ -1,0 +1,113 @@
+"""What is asked, and how an answer is rewarded."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from tba.config.base import Section
+
+
+class TaskBase(Section):
+    """Settings that every task has."""
+
+    chat: bool = False
+    """Renders the prompt as a user message through the tokenizer's chat template."""
+    system_prompt: str | None = None
+    """System message in front of a chat prompt."""
+    max_prompt_length: PositiveInt = 512
+    """Longest prompt in tokens; longer ones are counted and skipped."""
+    pass_threshold: float = 1.0
+    """A response with at least this reward counts as correct in pass@1."""
+    reward_timeout_s: PositiveFloat = 10.0
+    """Longest time a reward function may take for one response, in seconds; then it is killed."""
+
+
+class ArithmeticTaskConfig(TaskBase):
+    """Sums, differences or products of two numbers, with an exact-answer reward."""
+
+    kind: Literal["arithmetic"] = "arithmetic"
+    """Task kind."""
+    operators: tuple[Literal["+", "-", "*"], ...] = ("+",)
+    """Operations asked for."""
+    left: tuple[NonNegativeInt, NonNegativeInt] = (0, 999)
+    """Smallest and largest left operand."""
+    right: tuple[NonNegativeInt, NonNegativeInt] = (0, 999)
+    """Smallest and largest right operand."""
+    prompt_template: str = "{a}{op}{b}="
+    """The question; {a}, {op} and {b} stand for the operands and the operator."""
+    answer_prefix: str = ""
+    """How the answer begins, given to the policy as part of the prompt; takes the same placeholders."""
+    train_queries: PositiveInt = 20_000
+    """Questions to train on."""
+    test_queries: PositiveInt = 1_000
+    """Held-out questions; none of them is among the training questions."""
+    split_seed: NonNegativeInt = 0
+    """Seed of the split into training and held-out questions."""
+
+    @model_validator(mode="after")
+    def _enough_questions(self) -> Self:
+        for name, (low, high) in (("left", self.left), ("right", self.right)):
+            if low > high:
+                raise ValueError(f"task.{name} is [{low}, {high}]: the first number must not be the larger")
+        space = (self.left[1] - self.left[0] + 1) * (self.right[1] - self.right[0] + 1) * len(self.operators)
+        asked = self.train_queries + self.test_queries
+        if asked > space:
+            raise ValueError(
+                f"task.train_queries + task.test_queries is {asked}, but the operands allow only {space} "
+                "different questions: ask for fewer or widen task.left and task.right"
+            )
+        return self
+
+
+class Gsm8kTaskConfig(TaskBase):
+    """Grade-school word problems from JSONL files with `question` and `answer` (ending in `#### n`)."""
+
+    kind: Literal["gsm8k"] = "gsm8k"
+    """Task kind."""
+    train_file: Path
+    """JSONL file of training problems."""
+    test_file: Path
+    """JSONL file of held-out problems."""
+    prompt_template: str = "{question}\nThink step by step and end with: #### answer"
+    """The question as the policy sees it; {question} stands for the problem."""
+
+
+class CustomTaskConfig(TaskBase):
+    """A task of one's own: rows with a `prompt`, and reward functions in TRL's form."""
+
+    kind: Literal["custom"] = "custom"
+    """Task kind."""
+    file: Path | None = None
+    """Python file that defines `train_rows()`, `test_rows()` and `reward(...)`."""
+    train_file: Path | None = None
+    """Training rows: json, jsonl, csv or parquet with a prompt column."""
+    test_file: Path | None = None
+    """Held-out rows in the same form; without it, `test_share` of the training rows is held out."""
+    test_share: float = Field(default=0.1, gt=0, lt=1)
+    """Share of the training rows held out when there is no `test_file`."""
+    reward: tuple[str, ...] = ()
+    """Reward functions: a short name, a dotted path (`package.module:function`) or `file.py:function`."""
+    reward_weights: tuple[float, ...] = ()
+    """Weight of each reward function in the sum; all 1 when empty."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.file is None) == (self.train_file is None):
+            raise ValueError(
+                "a custom task takes its rows either from task.file (a Python file) or from task.train_file "
+                "(a data file): set exactly one of them"
+            )
+        if self.train_file is not None and not self.reward:
+            raise ValueError("task.train_file is set but task.reward names no reward function: name at least one")
+        if self.reward_weights and len(self.reward_weights) != len(self.reward):
+            raise ValueError(
+                f"task.reward_weights has {len(self.reward_weights)} numbers for {len(self.reward)} reward "
+                "functions: give one weight for each"
+            )
+        return self
+
+
+TaskConfig = Annotated[
+    ArithmeticTaskConfig | Gsm8kTaskConfig | CustomTaskConfig, Field(discriminator="kind")
+]

@@ -1,0 +1,144 @@
+"""The objective and the trainer: loss, optimiser, schedules, precision."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from tba.config.base import Section
+
+
+class ConstantBeta(Section):
+    """The same beta at every step."""
+
+    kind: Literal["constant"] = "constant"
+    """Schedule kind."""
+    value: PositiveFloat = 0.05
+    """Strength of the KL term."""
+
+
+class LinearBeta(Section):
+    """Linear from `start` to `end`, then `end`."""
+
+    kind: Literal["linear"] = "linear"
+    """Schedule kind."""
+    start: PositiveFloat
+    """Beta at the first step."""
+    end: PositiveFloat
+    """Beta from `end_at` on."""
+    end_at: float = Field(default=1.0, gt=0, le=1)
+    """Share of all steps after which beta is `end`."""
+
+
+class LinearThenCutBeta(Section):
+    """Linear from `start` towards `end`, which it would reach at `end_at`; set to `end` at `cut_at` already."""
+
+    kind: Literal["linear_then_cut"] = "linear_then_cut"
+    """Schedule kind."""
+    start: PositiveFloat
+    """Beta at the first step."""
+    end: PositiveFloat
+    """Beta from `cut_at` on."""
+    end_at: float = Field(default=0.5, gt=0, le=1)
+    """Share of all steps at which the line would reach `end`."""
+    cut_at: float = Field(default=0.125, gt=0, le=1)
+    """Share of all steps at which beta is set to `end`."""
+
+    @model_validator(mode="after")
+    def _cut_before_end(self) -> Self:
+        if self.cut_at > self.end_at:
+            raise ValueError(
+                f"objective.beta.cut_at is {self.cut_at} and end_at {self.end_at}, so the cut would never "
+                "happen: set cut_at at or below end_at"
+            )
+        return self
+
+
+BetaConfig = Annotated[ConstantBeta | LinearBeta | LinearThenCutBeta, Field(discriminator="kind")]
+
+
+class TrajectoryBalanceConfig(Section):
+    """Trajectory balance with the VarGrad estimate of log Z: equation (5), the TBA loss."""
+
+    kind: Literal["tb"] = "tb"
+    """Objective kind."""
+    beta: BetaConfig = ConstantBeta()
+    """Strength of the KL term over the run."""
+
+
+ObjectiveConfig = TrajectoryBalanceConfig
+
+
+class ConstantRate(Section):
+    """Linear warm-up, then constant."""
+
+    kind: Literal["constant"] = "constant"
+    """Schedule kind."""
+    warmup_steps: NonNegativeInt = 0
+    """Steps of linear warm-up."""
+
+
+class LinearRate(Section):
+    """Linear warm-up, then linear to zero at the last step."""
+
+    kind: Literal["linear"] = "linear"
+    """Schedule kind."""
+    warmup_steps: NonNegativeInt = 0
+    """Steps of linear warm-up."""
+
+
+class CosineRate(Section):
+    """Linear warm-up, then half a cosine down to `final_share` of the peak."""
+
+    kind: Literal["cosine"] = "cosine"
+    """Schedule kind."""
+    warmup_steps: NonNegativeInt = 0
+    """Steps of linear warm-up."""
+    final_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the peak learning rate at the last step."""
+
+
+class WarmupStableDecayRate(Section):
+    """Linear warm-up, a constant stretch, then linear to zero at the last step (WSD)."""
+
+    kind: Literal["warmup_stable_decay"] = "warmup_stable_decay"
+    """Schedule kind."""
+    warmup_steps: NonNegativeInt = 50
+    """Steps of linear warm-up."""
+    decay_steps: NonNegativeInt = 500
+    """Steps of the final decay; what lies between is constant."""
+
+
+RateConfig = Annotated[
+    ConstantRate | LinearRate | CosineRate | WarmupStableDecayRate, Field(discriminator="kind")
+]
+
+
+class TrainerConfig(Section):
+    """The trainer's box of the algorithm."""
+
+    steps: PositiveInt = 1_000
+    """N: optimiser steps."""
+    queries_per_batch: PositiveInt = 8
+    """B: queries a step."""
+    samples_per_query: int = Field(default=20, ge=2)
+    """K: samples of each query in the loss; a single one would give no gradient."""
+    learning_rate: PositiveFloat = 1e-5
+    """Peak learning rate of AdamW."""
+    learning_rate_schedule: RateConfig = ConstantRate()
+    """Learning rate over the run, relative to its peak."""
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    """AdamW decay rate of the first moment."""
+    adam_beta2: float = Field(default=0.999, ge=0, lt=1)
+    """AdamW decay rate of the second moment."""
+    adam_epsilon: PositiveFloat = 1e-8
+    """AdamW epsilon."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW weight decay."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradients are scaled down to this global norm."""
+    micro_batch_tokens: PositiveInt = 16_384
+    """Most tokens (prompt once and padded responses) in one forward and backward pass; whole queries only."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the forward pass; bfloat16 is autocast over float32 weights and optimiser."""
+    max_bad_steps: PositiveInt = 5
+    """The run stops after this many steps in a row without a finite loss and gradient; each is skipped."""

@@ -1,0 +1,41 @@
+"""The contract between a searcher and whatever generates its responses."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from tba.records import Query, Response
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How responses are sampled. Nothing else influences it: no top-p, no penalty, no `generation_config.json`."""
+
+    samples_per_query: int
+    """S: responses for each query."""
+    temperature: float
+    """Divides the logits; 0 takes the most likely token instead."""
+    max_completion_length: int
+    """Longest response in tokens, the end-of-sequence token included."""
+
+
+class Engine(Protocol):
+    """Generates responses with the weights it was last given.
+
+    Invariants: each response ends at its first end-of-sequence token, which belongs to it; `log_mu` holds the
+    float32 log-probabilities of the very distribution sampled from (at temperature 0: of the untempered one);
+    the same weights, queries, sampling and generator state give the same responses on one machine. `generate`
+    and `load_weights` block until done; neither waits for another process.
+    """
+
+    def generate(
+        self, queries: Sequence[Query], sampling: Sampling, generator: torch.Generator
+    ) -> list[list[Response]]:
+        """Sample `samples_per_query` responses for each query, in the order of the queries."""
+        ...
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """Return the live parameters by name, in a fixed order; whoever copies into them changes the engine."""
+        ...

@@ -1,0 +1,199 @@
+"""All that moves between the parts: queries, responses, trajectories, batches and reports.
+
+Records are frozen and hold numpy arrays, so that they can be sent between processes and read without torch.
+Axes are `query, sample, token`, in that order; a response's tokens include its end-of-sequence token.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+Float32 = NDArray[np.float32]
+Bool = NDArray[np.bool_]
+
+
+class FinishReason(StrEnum):
+    """Why a response ended."""
+
+    STOP = "stop"
+    """The policy ended it with the end-of-sequence token."""
+    LENGTH = "length"
+    """It was cut at the maximum completion length."""
+
+
+class Outcome(StrEnum):
+    """What became of scoring one response."""
+
+    OK = "ok"
+    """The reward is a finite number."""
+    NOT_APPLICABLE = "not_applicable"
+    """Every reward function returned None for it."""
+    ERROR = "error"
+    """The reward function raised."""
+    TIMEOUT = "timeout"
+    """The reward function did not return in time and was killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A prompt x, with whatever its reward function wants to know."""
+
+    query_id: int
+    """Position in the task's training (or test) set."""
+    prompt: str
+    """The rendered text, chat template included."""
+    prompt_ids: Int32
+    """Tokens of `prompt`, shape [prompt]."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """The row's other columns, passed to the reward function by name; `prompt` as the user gave it among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What an engine sampled for one query."""
+
+    tokens: Int32
+    """Shape [token]; the last one is the end-of-sequence token when `finish_reason` is STOP."""
+    log_mu: Float32
+    """Log-probability of each token under the policy that sampled it, temperature applied; shape [token]."""
+    finish_reason: FinishReason
+    """Why it ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A typed reward: a failure is never a zero."""
+
+    outcome: Outcome
+    """Whether `reward` may be used."""
+    reward: float
+    """The raw reward r(y; x); NaN unless the outcome is OK."""
+    detail: str = ""
+    """For ERROR and TIMEOUT: what happened, in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One scored response: what a searcher adds to the buffer (algorithm line S5)."""
+
+    query_id: int
+    """The query it answers."""
+    prompt_ids: Int32
+    """Shape [prompt]."""
+    tokens: Int32
+    """Shape [token], the end-of-sequence token included."""
+    text: str
+    """The decoded response, special tokens left out."""
+    log_mu: Float32
+    """Sampling log-probabilities, shape [token]."""
+    log_ref: Float32
+    """Reference log-probabilities at the same temperature, shape [token]."""
+    score: Score
+    """Outcome and raw reward."""
+    finish_reason: FinishReason
+    """Why the response ended."""
+    policy_version: int
+    """Optimiser steps behind the weights that sampled it."""
+    reference_version: int
+    """Optimiser steps behind the reference that scored it; 0 is the initial model."""
+    ticket: int
+    """Number of the search batch it came from; unique within a run, it fixes queries and random stream."""
+    searcher: int
+    """Lane of the searcher that found it."""
+    temperature: float
+    """Sampling temperature."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one trainer step learns from: Q queries with K samples each, stored once where drawn twice.
+
+    A row is a unique trajectory. `index[q, j]` is the row of the j-th sample of query q, so an array over
+    rows turns into one over `[query, sample]` by `array[index]`.
+    """
+
+    prompts: tuple[Int32, ...]
+    """Q prompts, each of shape [prompt]."""
+    tokens: tuple[Int32, ...]
+    """One per row, each of shape [token]."""
+    log_mu: tuple[Float32, ...]
+    """One per row, each of shape [token]."""
+    log_ref: tuple[Float32, ...]
+    """One per row, each of shape [token]."""
+    reward: Float32
+    """Shape [row]."""
+    policy_version: Int64
+    """Shape [row]."""
+    reference_version: Int64
+    """Shape [row]."""
+    finished: Bool
+    """Whether the response ended by itself; shape [row]."""
+    slots: Int64
+    """The buffer's handle of each row; shape [row]."""
+    query_of_row: Int64
+    """Position in `prompts` of each row's query; shape [row], not decreasing."""
+    index: Int64
+    """Shape [query, sample]."""
+    on_policy: Bool
+    """Whether each query was drawn from the most recent sync (the m branch); shape [query]."""
+
+    def select(self, queries: Sequence[int]) -> "Batch":
+        """Return the batch of the given queries alone, in that order (a micro-batch)."""
+        rows_of = [np.flatnonzero(self.query_of_row == q) for q in queries]
+        rows = np.concatenate(rows_of)
+        new_row = np.full(len(self.tokens), -1, dtype=np.int64)
+        new_row[rows] = np.arange(len(rows))
+        return Batch(
+            prompts=tuple(self.prompts[q] for q in queries),
+            tokens=tuple(self.tokens[r] for r in rows),
+            log_mu=tuple(self.log_mu[r] for r in rows),
+            log_ref=tuple(self.log_ref[r] for r in rows),
+            reward=self.reward[rows],
+            policy_version=self.policy_version[rows],
+            reference_version=self.reference_version[rows],
+            finished=self.finished[rows],
+            slots=self.slots[rows],
+            query_of_row=np.repeat(np.arange(len(queries)), [len(r) for r in rows_of]),
+            index=new_row[self.index[list(queries)]],
+            on_policy=self.on_policy[list(queries)],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EvalReport:
+    """Accuracy of one policy on held-out queries."""
+
+    policy_version: int
+    """Optimiser steps behind the policy."""
+    queries: int
+    """How many held-out queries were asked."""
+    sampled_pass_at_1: float
+    """Share of correct responses at the search temperature."""
+    greedy_pass_at_1: float
+    """Share of queries whose most likely response, token by token, is correct."""
+    mean_response_tokens: float
+    """Mean length of the sampled responses, in tokens."""
+    excluded: int
+    """Responses whose reward failed; they are left out of both shares."""
+    seconds: float
+    """Wall-clock time the evaluation took."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one trainer step did; everything outside the loop (logs, checkpoints, stop rules) reads this."""
+
+    step: int
+    """Optimiser steps done, this one included: the policy version it produced."""
+    metrics: Mapping[str, float]
+    """Scalars by name, as in `docs/metrics.md`."""
+    staleness: Int64
+    """Trainer's version minus the sample's, for each sample of the batch; shape [query * sample]."""
+    published: bool
+    """Whether this step's weights went to the searchers (a sync point)."""

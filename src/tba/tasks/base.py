@@ -1,0 +1,36 @@
+"""What a task is: queries to train on, held-out queries, and how responses are rewarded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tba.records import Query
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSpec:
+    """Reward functions by name; picklable, since they are imported in the scoring process and nowhere else."""
+
+    functions: tuple[str, ...]
+    """Each a dotted path `package.module:function` or `path/to/file.py:function`, in TRL's form."""
+    weights: tuple[float, ...]
+    """Weight of each in the sum."""
+    timeout_s: float
+    """Longest time for one response, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A loaded task."""
+
+    train: Sequence[Query]
+    """Queries to search; `query_id` is the position here."""
+    test: Sequence[Query]
+    """Held-out queries; `query_id` is the position here."""
+    reward: RewardSpec
+    """How a response is scored."""
+    pass_threshold: float
+    """Reward from which a response counts as correct."""
+    demonstrations: Sequence[str] | None
+    """A correct response text for each training query (end-of-sequence not written out), or None."""
+    skipped: int
+    """Rows left out because their prompt is longer than the limit."""
