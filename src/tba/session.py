@@ -293,7 +293,7 @@ class Session:
         reference = Reference(
             policy.model,
             temperature=config.search.temperature,
-            token_budget=config.trainer.micro_batch_tokens,
+            micro_batch_tokens=config.trainer.micro_batch_tokens,
         )
         saved = checkpoint.reference() if checkpoint else None
         if saved is not None:
