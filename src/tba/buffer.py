@@ -1,0 +1,376 @@
+"""The replay buffer: every unique response found, in columns, a capacity a query.
+
+Tokens with their log-probabilities lie end to end in one arena; a *slot* is a trajectory's row in
+the slot table; a query's slots lie in its row of the index, newest last. Adding costs O(tokens),
+reading O(what is read), and a trajectory of 8 tokens takes about 180 bytes. How a batch is chosen is
+`sampling.py`'s matter.
+
+The buffer is a function of the batches added, in order: adding those of the rollout log again
+rebuilds it exactly; `state` holds the rest (uses, refreshed reference log-probabilities).
+"""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tba.columns import Growing, is_among, last_of_each, ranges, sequence_keys
+from tba.recency import Recency, Recent
+from tba.records import FinishReason, Float32, Int32, Int64, Outcome
+from tba.run.rollouts import flatten
+
+_TOKEN = np.dtype([("token", "i4"), ("log_mu", "f4"), ("log_ref", "f4")])
+_SLOT = np.dtype(
+    [
+        ("key", "u8"),  # hash of query and tokens
+        ("arrival", "i8"),  # position among all trajectories ever added, excluded ones included
+        ("start", "i8"),  # in the token arena
+        ("length", "i4"),
+        ("query", "i4"),  # the query's number in order of first arrival; -1: the slot is free
+        ("policy_version", "i4"),
+        ("reference_version", "i4"),
+        ("uses", "i4"),  # batches in which it occurred
+        ("reward", "f4"),
+        ("finished", "?"),
+        ("refreshed", "?"),  # log_ref is no longer the logged one
+    ],
+    align=True,
+)
+_QUERY = np.dtype(
+    [
+        ("query_id", "i8"),
+        ("start", "i8"),  # in the prompt arena
+        ("length", "i4"),
+        ("samples", "i4"),
+        ("newest_version", "i4"),
+        ("least_uses", "i4"),
+    ],
+    align=True,
+)
+_LOGGED = ["query_id", "prompt_ids", "tokens", "log_mu", "log_ref", "reward", "finish_reason"]
+_LOGGED += ["policy_version", "reference_version"]
+_COMPACT_FROM = 4_096  # dead tokens; below, moving the living ones is not worth it
+
+
+@dataclass(frozen=True, slots=True)
+class AddResult:
+    """What became of the trajectories of one batch."""
+
+    kept: int
+    """New to the buffer."""
+    duplicate: int
+    """Merged with a response of the same tokens to the same query; the newest is kept."""
+    excluded: int
+    """Without a usable reward: counted, not stored."""
+
+
+class ReplayBuffer:
+    """Unique responses by query, the newest `capacity_per_query` of each.
+
+    Queries are numbered in order of first arrival; numbers never change. A slot stays what it is
+    until the next `add`. One thread at a time.
+    """
+
+    def __init__(self, capacity_per_query: int) -> None:
+        self.capacity_per_query = capacity_per_query
+        self.kept = 0
+        """Trajectories that were new when added."""
+        self.duplicate = 0
+        """Trajectories merged with an equal one."""
+        self.excluded = 0
+        """Trajectories without a usable reward."""
+        self._tokens = Growing(_TOKEN)
+        self._dead_tokens = 0
+        self._prompts = Growing(np.int32)
+        self._slots = Growing(_SLOT)
+        self._free = array("q")
+        self._queries = Growing(_QUERY)
+        self._number_of = np.empty(0, dtype=np.int32)  # by query_id; -1: never seen
+        self._index = np.empty((0, 1), dtype=np.int32)  # [query, sample] -> slot
+        self._recency = Recency()
+
+    def __len__(self) -> int:
+        """Return how many samples can be drawn."""
+        return self._slots.size - len(self._free)
+
+    @property
+    def newest_version(self) -> int:
+        """Newest policy version among the samples; -1 when there is none."""
+        return self._recency.versions[-1] if self._recency.versions else -1
+
+    @property
+    def queries_seen(self) -> Int64:
+        """Ids of all queries with samples, in order of first arrival: number -> query_id."""
+        return self._queries.rows["query_id"]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, in bytes."""
+        tables = (self._tokens, self._prompts, self._slots, self._queries)
+        arrays = sum(table.data.nbytes for table in tables)
+        return arrays + self._number_of.nbytes + self._index.nbytes + self._recency.nbytes
+
+    def add(self, batch: pa.RecordBatch, *, version_ceiling: int | None = None) -> AddResult:
+        """Add scored trajectories (a batch of the rollout log); the newest of equal ones wins.
+
+        `version_ceiling` lowers policy versions above it: after resuming from an older checkpoint
+        the versions of samples from the lost future mean nothing any more.
+        """
+        arrived = self.kept + self.duplicate + self.excluded
+        scored, rows = _read_slots(batch, arrived)
+        excluded = batch.num_rows - len(rows)
+        if version_ceiling is not None:
+            np.minimum(rows["policy_version"], version_ceiling, out=rows["policy_version"])
+        latest = last_of_each(rows["key"])
+        duplicate = len(rows) - len(latest)
+        if duplicate:
+            scored, rows = scored.take(pa.array(latest)), rows[latest]
+        if len(rows):
+            rows["query"] = self._numbers(scored)
+            duplicate += self._merge(rows["query"], self._store(scored, rows))
+        if self._dead_tokens > max(self._tokens.size // 2, _COMPACT_FROM):
+            self._compact()
+        result = AddResult(batch.num_rows - excluded - duplicate, duplicate, excluded)
+        self.kept += result.kept
+        self.duplicate += result.duplicate
+        self.excluded += result.excluded
+        return result
+
+    def samples(self, number: int) -> Int32:
+        """Return the slots of a query's samples, newest last."""
+        return self._index[number, : self._queries.data["samples"][number]]
+
+    def field(self, name: str, slots: NDArray[Any]) -> NDArray[Any]:
+        """Return one column of the slot table for the given slots."""
+        return self._slots.data[name][slots]
+
+    def prompt(self, number: int) -> Int32:
+        """Return a copy of a query's prompt, shape [prompt]."""
+        start, length = self._queries.data[["start", "length"]][number]
+        return self._prompts.data[start : start + length].copy()
+
+    def tokens(self, column: str, slots: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+        """Return copies of `token`, `log_mu` or `log_ref`, one per slot, each of shape [token]."""
+        values = self._tokens.data[column]
+        starts, lengths = self.field("start", slots).tolist(), self.field("length", slots).tolist()
+        return tuple(values[s : s + n].copy() for s, n in zip(starts, lengths, strict=True))
+
+    def recent(self, versions: int) -> Recent:
+        """Return the queries with samples of the newest `versions` distinct policy versions."""
+        return self._recency.newest(versions)
+
+    def eligible(self, oldest_version: int | None, max_uses: int | None) -> Sequence[int] | Int64:
+        """Return the queries that may have a sample this new, used in fewer batches than that.
+
+        Looks at every query when there is a bound, at none without.
+        """
+        queries = self._queries.rows
+        if oldest_version is None and max_uses is None:
+            return range(len(queries))
+        fits = np.ones(len(queries), dtype=np.bool_)
+        if oldest_version is not None:
+            fits &= queries["newest_version"] >= oldest_version
+        if max_uses is not None:
+            fits &= queries["least_uses"] < max_uses
+        return np.flatnonzero(fits)
+
+    def count_use(self, slots: NDArray[Any]) -> None:
+        """Note that one more batch contains these slots."""
+        slots = np.unique(slots)
+        self._slots.data["uses"][slots] += 1
+        self._update_least_uses(slots)
+
+    def set_log_ref(
+        self, slots: NDArray[Any], log_ref: Sequence[Float32], reference_version: int
+    ) -> None:
+        """Replace reference log-probabilities, recomputed after a reference reset."""
+        for slot, values in zip(slots.tolist(), log_ref, strict=True):
+            start, length = self._slots.data[["start", "length"]][slot]
+            assert values.shape == (length,), "one log-probability a token"
+            self._tokens.data["log_ref"][start : start + length] = values
+        self._slots.data["reference_version"][slots] = reference_version
+        self._slots.data["refreshed"][slots] = True
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return what the rollout log does not hold, keyed so that it fits a rebuilt buffer."""
+        rows = self._slots.rows
+        used = np.flatnonzero((rows["query"] >= 0) & (rows["uses"] > 0))
+        refreshed = np.flatnonzero((rows["query"] >= 0) & rows["refreshed"])
+        return {
+            "used": rows["arrival"][used],
+            "uses": rows["uses"][used],
+            "refreshed": rows["arrival"][refreshed],
+            "reference_version": rows["reference_version"][refreshed],
+            "length": rows["length"][refreshed],
+            "log_ref": np.concatenate(
+                [np.empty(0, np.float32), *self.tokens("log_ref", refreshed)]
+            ),
+        }
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Restore what `state` returned on a rebuilt buffer; samples since gone are left out."""
+        slots = self._slots_of(state["used"])
+        here = slots >= 0
+        self._slots.data["uses"][slots[here]] = state["uses"][here]
+        self._update_least_uses(slots[here])
+        log_ref = np.split(state["log_ref"], np.cumsum(state["length"])[:-1])
+        slots = self._slots_of(state["refreshed"])
+        for slot, version, values in zip(slots, state["reference_version"], log_ref, strict=False):
+            if slot >= 0:
+                self.set_log_ref(np.array([slot]), [values], int(version))
+
+    def check_valid(self) -> None:
+        """Assert every invariant, at the cost of a scan; for tests."""
+        rows, queries = self._slots.rows, self._queries.rows
+        live = np.flatnonzero(rows["query"] >= 0)
+        indexed = [self.samples(number) for number in range(len(queries))]
+        assert sorted(self._free) == np.flatnonzero(rows["query"] < 0).tolist()
+        assert np.array_equal(np.sort(np.concatenate([np.empty(0, int), *indexed])), live)
+        assert len(np.unique(rows["key"][live])) == len(live) == len(self)
+        for number, slots in enumerate(indexed):
+            assert 1 <= len(slots) <= self.capacity_per_query
+            assert (rows["query"][slots] == number).all()
+            assert (np.diff(rows["arrival"][slots]) > 0).all(), "newest last"
+            assert queries["newest_version"][number] == rows["policy_version"][slots].max()
+            assert queries["least_uses"][number] == rows["uses"][slots].min()
+            assert self._number_of[queries["query_id"][number]] == number
+        occupied = np.sort(ranges(rows["start"][live], rows["length"][live]))
+        assert (np.diff(occupied) > 0).all(), "no two samples share tokens"
+        assert len(occupied) + self._dead_tokens == self._tokens.size
+        self._recency.check_valid(queries["newest_version"], rows["policy_version"][live])
+
+    def _slots_of(self, arrival: Int64) -> Int64:
+        """Return the slot of each arrival, -1 where its sample is gone."""
+        rows = self._slots.rows
+        live = np.flatnonzero(rows["query"] >= 0)
+        live = live[np.argsort(rows["arrival"][live])]
+        place = np.searchsorted(rows["arrival"][live], arrival)
+        slots = np.append(live, -1)[place]
+        return np.where(rows["arrival"][slots] == arrival, slots, -1) if len(live) else slots
+
+    def _numbers(self, scored: pa.RecordBatch) -> Int32:
+        """Return the number of each row's query; number new ones and store their prompts."""
+        query_id = scored["query_id"].to_numpy()
+        assert query_id.min() >= 0, "a query id is a position"
+        if query_id.max() >= len(self._number_of):
+            grown = np.full(int(query_id.max()) * 5 // 4 + 16, -1, dtype=np.int32)
+            grown[: len(self._number_of)] = self._number_of
+            self._number_of = grown
+        _, first = np.unique(query_id, return_index=True)
+        new = np.sort(first[self._number_of[query_id[first]] < 0])
+        if len(new):
+            self._add_queries(query_id[new], scored["prompt_ids"].take(pa.array(new)))
+        return self._number_of[query_id]
+
+    def _add_queries(self, query_id: Int64, prompts: pa.ListArray) -> None:
+        values, offsets = flatten(prompts)
+        rows = np.zeros(len(query_id), dtype=_QUERY)
+        rows["query_id"] = query_id
+        rows["start"] = self._prompts.size + offsets[:-1]
+        rows["length"] = np.diff(offsets)
+        self._number_of[query_id] = self._queries.size + np.arange(len(query_id))
+        self._prompts.extend(len(values))[:] = values
+        self._queries.extend(len(rows))[:] = rows
+        self._recency.add_queries(len(rows))
+        if len(self._index) < len(self._queries.data):
+            self._grow_index(len(self._queries.data), self._index.shape[1])
+
+    def _store(self, scored: pa.RecordBatch, rows: NDArray[Any]) -> Int64:
+        """Copy trajectories into the arena and into free or new slots; return the slots."""
+        tokens, offsets = flatten(scored["tokens"])
+        rows["start"] = self._tokens.size + offsets[:-1]
+        arena = self._tokens.extend(len(tokens))
+        arena["token"] = tokens
+        arena["log_mu"] = flatten(scored["log_mu"])[0]
+        arena["log_ref"] = flatten(scored["log_ref"])[0]
+        reused = min(len(self._free), len(rows))
+        slots = np.arange(self._slots.size - reused, self._slots.size - reused + len(rows))
+        if reused:
+            slots[:reused] = self._free[-reused:]
+            del self._free[-reused:]
+        self._slots.extend(len(rows) - reused)
+        self._slots.data[slots] = rows
+        self._recency.count(rows["policy_version"], 1)
+        return slots
+
+    def _merge(self, number: Int32, slots: Int64) -> int:
+        """Index new slots under their queries; return how many equal samples they replaced."""
+        order = np.argsort(number, kind="stable")
+        numbers, first = np.unique(number[order], return_index=True)
+        removed: list[NDArray[Any]] = []
+        replaced = 0
+        for query, new in zip(numbers.tolist(), np.split(slots[order], first[1:]), strict=True):
+            old = self.samples(query)
+            again = is_among(self.field("key", new), self.field("key", old))
+            merged = np.concatenate([old[~again], new])
+            kept = merged[-self.capacity_per_query :]
+            removed += [old[again], merged[: len(merged) - len(kept)]]
+            replaced += int(again.sum())
+            self._set_samples(query, kept)
+        self._release(np.concatenate(removed))
+        return replaced
+
+    def _set_samples(self, number: int, slots: NDArray[Any]) -> None:
+        if len(slots) > self._index.shape[1]:
+            width = min(max(len(slots), 2 * self._index.shape[1]), self.capacity_per_query)
+            self._grow_index(len(self._index), width)
+        self._index[number, : len(slots)] = slots
+        newest = int(self.field("policy_version", slots).max())
+        query = self._queries.data
+        query["samples"][number] = len(slots)
+        query["newest_version"][number] = newest
+        query["least_uses"][number] = self.field("uses", slots).min()
+        self._recency.move(number, newest)
+
+    def _grow_index(self, queries: int, width: int) -> None:
+        grown = np.empty((queries, width), dtype=np.int32)
+        grown[: len(self._index), : self._index.shape[1]] = self._index
+        self._index = grown
+
+    def _release(self, slots: NDArray[Any]) -> None:
+        self._recency.count(self.field("policy_version", slots), -1)
+        self._dead_tokens += int(self.field("length", slots).sum())
+        self._slots.data["query"][slots] = -1
+        self._free.extend(slots.tolist())
+
+    def _update_least_uses(self, slots: NDArray[Any]) -> None:
+        for number in np.unique(self.field("query", slots)).tolist():
+            self._queries.data["least_uses"][number] = self.field(
+                "uses", self.samples(number)
+            ).min()
+
+    def _compact(self) -> None:
+        """Close the gaps that dead slots left in the arena; as many tokens added pay for it."""
+        slots = self._slots.rows
+        live = np.flatnonzero(slots["query"] >= 0)
+        live = live[np.argsort(slots["start"][live], kind="stable")]
+        end = 0
+        for part in np.array_split(live, len(live) // 65_536 + 1):  # bounds the temporary index
+            source = ranges(slots["start"][part], slots["length"][part])
+            self._tokens.data[end : end + len(source)] = self._tokens.data[source]
+            slots["start"][part] = end + np.cumsum(slots["length"][part]) - slots["length"][part]
+            end += len(source)
+        self._tokens.size = end
+        self._dead_tokens = 0
+
+
+def _read_slots(batch: pa.RecordBatch, arrived: int) -> tuple[pa.RecordBatch, NDArray[Any]]:
+    """Return the rows of a batch whose reward may be used, and a slot table row for each."""
+    usable = pc.equal(batch["outcome"], Outcome.OK.value)
+    scored = batch.select(_LOGGED).filter(usable)
+    tokens, offsets = flatten(scored["tokens"])
+    rows = np.zeros(len(scored), dtype=_SLOT)
+    rows["key"] = sequence_keys(scored["query_id"].to_numpy(), tokens, offsets)
+    rows["arrival"] = arrived + np.flatnonzero(usable.to_numpy(zero_copy_only=False))
+    rows["length"] = np.diff(offsets)
+    rows["finished"] = pc.equal(scored["finish_reason"], FinishReason.STOP.value).to_numpy(
+        zero_copy_only=False
+    )
+    for name in ("policy_version", "reference_version", "reward"):
+        rows[name] = scored[name].to_numpy()
+    return scored, rows

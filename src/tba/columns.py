@@ -1,0 +1,73 @@
+"""Arithmetic on the buffer's columns: growing, ragged rows, keys of token sequences."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from tba.records import Int32, Int64
+
+
+class Growing:
+    """A one-dimensional array with room to grow; memory that was never written is not taken."""
+
+    def __init__(self, dtype: DTypeLike) -> None:
+        self.data: NDArray[Any] = np.empty(0, dtype=dtype)
+        self.size = 0
+
+    @property
+    def rows(self) -> NDArray[Any]:
+        """The part in use."""
+        return self.data[: self.size]
+
+    def extend(self, count: int) -> NDArray[Any]:
+        """Take `count` more rows, return them to be filled."""
+        end = self.size + count
+        if end > len(self.data):
+            grown = np.empty(max(end, len(self.data) * 3 // 2), dtype=self.data.dtype)
+            grown[: self.size] = self.rows
+            self.data = grown
+        self.size = end
+        return self.data[end - count : end]
+
+
+def sequence_keys(query_id: Int64, tokens: Int32, offsets: Int64) -> NDArray[np.uint64]:
+    """Hash each row's query and tokens to 64 bits.
+
+    Equal keys are taken for equal sequences: among ten million trajectories, each compared with 100
+    of its query, two different ones share a key with probability 1e9 / 2^64 = 5e-11.
+    """
+    lengths = np.diff(offsets)
+    position = np.arange(len(tokens)) - np.repeat(offsets[:-1], lengths)
+    mixed = _mix((position.astype(np.uint64) << np.uint64(32)) | tokens.astype(np.uint32))
+    sums = np.concatenate(
+        [np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)]
+    )  # modulo 2^64
+    return _mix(sums[offsets[1:]] - sums[offsets[:-1]] + _mix(query_id.astype(np.uint64)))
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Scatter 64-bit numbers (the finaliser of splitmix64, Steele et al. 2014)."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def last_of_each(keys: NDArray[np.uint64]) -> Int64:
+    """Return the position of the last occurrence of each distinct key, ascending."""
+    _, from_the_end = np.unique(keys[::-1], return_index=True)
+    return np.sort(len(keys) - 1 - from_the_end)
+
+
+def is_among(wanted: NDArray[Any], values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Say which values are among the wanted ones, of which there is at least one."""
+    wanted = np.sort(wanted)
+    place = np.minimum(np.searchsorted(wanted, values), len(wanted) - 1)
+    return wanted[place] == values
+
+
+def ranges(starts: Int64, lengths: NDArray[Any]) -> Int64:
+    """Return [s, s + 1, ..., s + n - 1] for each start and length, end to end."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)

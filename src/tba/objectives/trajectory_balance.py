@@ -1,0 +1,59 @@
+r"""Trajectory balance with the VarGrad estimate of log Z: the TBA loss.
+
+    L = mean_ij ( sg[log Z^(x_i)] + log pi(y_ij|x_i) - log ref(y_ij|x_i) - r_ij / beta )^2          (5)
+    log Z^(x_i) = mean_j [ log ref(y_ij|x_i) - log pi(y_ij|x_i) + r_ij / beta ]                     (4)
+
+Source: "Trajectory Balance with Asynchrony", arXiv 2503.18929, equations (4) and (5) of `docs/algorithm.md`.
+log pi(y|x) is the sum over response tokens, the end-of-sequence token included.
+
+log Z^ is detached. With all K samples in the estimate this changes nothing, because the residuals of a
+query sum to zero; it keeps log Z^ a constant of the loss, as in the paper.
+
+How it differs from the paper: the loss is (beta / 2) L. Its gradient is -mean(A grad log pi) with the
+advantage A_ij = (r_ij - mean_j r_ij) - beta (k_ij - mean_j k_ij), k = log pi - log ref, so learning rate and
+gradient clipping keep their meaning while beta moves. The residual of (5) is -A / beta, so the loss is
+computed as mean(A^2) / (2 beta), in which nothing of the size of 1 / beta^2 occurs.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tba.objectives.base import ObjectiveOutput
+
+
+def trajectory_balance(
+    log_pi: Float[Tensor, "query sample token"],
+    log_ref: Float[Tensor, "query sample token"],
+    mask: Bool[Tensor, "query sample token"],
+    reward: Float[Tensor, "query sample"],
+    *,
+    beta: float,
+) -> ObjectiveOutput:
+    """Return (beta / 2) times the TBA loss (5); gradient flows through `log_pi` alone.
+
+    Args:
+        log_pi: Log-probabilities of the response tokens under the policy being trained.
+        log_ref: The same under the reference.
+        mask: True at response tokens, false at padding, whose values are ignored.
+        reward: Raw rewards; a constant added to all rewards of a query changes nothing.
+        beta: Strength of the KL term.
+    """
+    dtype = torch.promote_types(log_pi.dtype, torch.float32)
+    log_ratio = log_pi.to(dtype) - log_ref.detach().to(dtype)
+    kl = torch.where(mask, log_ratio, 0.0).sum(dim=-1)  # k_ij, [query, sample]
+    reward = reward.detach().to(dtype)
+    mean_kl = kl.detach().mean(dim=1, keepdim=True)  # sg: half of beta log Z^
+    mean_reward = reward.mean(dim=1, keepdim=True)  # the other half
+    advantage = (reward - mean_reward) - beta * (kl - mean_kl)  # -beta times the residual of (5)
+    loss = advantage.square().mean() / (2 * beta)
+    with torch.no_grad():
+        metrics = {
+            "log_z": (mean_reward / beta - mean_kl).mean(),
+            "kl": kl.mean(),
+            "reward_mean": reward.mean(),
+            "reward_std": reward.std(dim=1, correction=0).mean(),
+            "equal_reward_share": (reward == reward[:, :1]).all(dim=1).to(dtype).mean(),
+            "advantage_abs_mean": advantage.abs().mean(),
+        }
+    return ObjectiveOutput(loss=loss, metrics=metrics)

@@ -1,0 +1,56 @@
+"""The initial policy of a run, which is also its first reference: loaded, or built, and perhaps warm-started."""
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from tba.config import Config
+from tba.errors import DataError
+from tba.policy.build import build_policy
+from tba.policy.loading import load_policy
+from tba.policy.warm_start import warm_start
+from tba.tasks import load_task
+
+log = logging.getLogger(__name__)
+
+
+def initial_model(
+    config: Config, folder: Path, device: torch.device, tell: Callable[[str], None]
+) -> Path:
+    """Return the folder (or hub name) of the initial policy, making it in `folder` where the settings say so.
+
+    What is made is complete once `folder` exists: it is written beside it and renamed.
+    """
+    if config.model.build is None and config.warm_start.steps == 0:
+        assert config.model.model_name_or_path is not None
+        return Path(config.model.model_name_or_path)
+    if folder.exists():
+        return folder
+    unfinished = folder.with_name(folder.name + ".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    source = Path(config.model.model_name_or_path or unfinished)
+    if config.model.build is not None:
+        build_policy(config.model.build, unfinished, config.seed)
+    if config.warm_start.steps > 0:
+        tell(f"warm start: {config.warm_start.steps} supervised steps")
+        _warm_start(config, source, unfinished, device)
+    unfinished.rename(folder)
+    return folder
+
+
+def _warm_start(config: Config, source: Path, target: Path, device: torch.device) -> None:
+    policy = load_policy(source, config.model, device=device, dtype=torch.float32)
+    task = load_task(config.task, policy.tokenizer)
+    if task.demonstrations is None:
+        raise DataError(
+            f"warm_start.steps is {config.warm_start.steps}, but the task {config.task.kind} has no demonstrations "
+            "to learn from: set it to 0"
+        )
+    rows = list(zip([query.prompt_ids for query in task.train], task.demonstrations, strict=True))
+    loss = warm_start(policy, rows, config.warm_start, config.seed)
+    log.info("warm start ended with a loss of %.4f", loss)
+    policy.model.save_pretrained(target)
+    policy.tokenizer.save_pretrained(target)

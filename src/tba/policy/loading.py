@@ -1,0 +1,156 @@
+"""Loading a policy from a Hugging Face folder or hub name, or saying in one sentence why it cannot be."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from huggingface_hub import constants
+from safetensors import SafetensorError
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from tba.config.model import ModelConfig
+from tba.errors import ModelError
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A causal language model and what turns text into its tokens and back."""
+
+    model: PreTrainedModel
+    """On its device; in training mode only where gradient checkpointing asks for it, dropout is off anyway."""
+    tokenizer: PreTrainedTokenizerBase
+    """Pads on the left; has a padding token, which may be the end-of-sequence token."""
+    eos_ids: tuple[int, ...]
+    """Tokens that end a response; the tokenizer's own comes first."""
+
+    @property
+    def pad_id(self) -> int:
+        """The padding token."""
+        return self.tokenizer.pad_token_id
+
+
+def load_policy(
+    name: str | Path, config: ModelConfig, *, device: torch.device, dtype: torch.dtype
+) -> Policy:
+    """Load model and tokenizer; only the end-of-sequence ids are taken from `generation_config.json`.
+
+    Raises:
+        ModelError: The folder is missing or incomplete, its weights are not readable safetensors, or its
+            tokenizer has no end-of-sequence token.
+    """
+    name = str(name)
+    _check_source(name)
+    options = {
+        "trust_remote_code": config.trust_remote_code,
+        "local_files_only": constants.HF_HUB_OFFLINE or Path(name).is_dir(),
+    }
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", **options)
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            name,
+            dtype=dtype,
+            attn_implementation=config.attn_implementation,
+            use_safetensors=True,
+            output_loading_info=True,
+            **options,
+        )
+    except SafetensorError as error:
+        raise ModelError(
+            f"The weights in {name} are not readable safetensors ({error}): the file is truncated or "
+            "damaged, copy it again."
+        ) from error
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(f"No model could be loaded from {name}: {reason}") from error
+    if loading["missing_keys"]:
+        raise ModelError(
+            f"The weights in {name} lack {len(loading['missing_keys'])} tensors of the model, among them "
+            f"{min(loading['missing_keys'])}: give a folder saved with save_pretrained."
+        )
+    _check_layers(name, model)
+    switch_off_dropout(model)
+    model.eval()
+    if config.gradient_checkpointing:
+        recompute_activations(model)
+    eos_ids = _eos_ids(name, model, tokenizer)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return Policy(model=model.to(device), tokenizer=tokenizer, eos_ids=eos_ids)
+
+
+def _check_source(name: str) -> None:
+    """Refuse what is neither a folder with weights nor can be a hub name, before the hub is asked."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(
+                f"{name} has no config.json: give a folder saved with save_pretrained."
+            )
+        if not any(folder.glob("*.safetensors")):
+            raise ModelError(
+                f"{name} has no *.safetensors file, the only format of weights that is read: save the "
+                "model there with save_pretrained."
+            )
+        return
+    nested = os.sep in name and folder.parent.is_dir()
+    if folder.exists() or nested or not _HUB_NAME.fullmatch(name):
+        raise ModelError(
+            f"The model folder {name} does not exist: give a folder with config.json, tokenizer and "
+            "*.safetensors, or the name of a model on the Hugging Face hub."
+        )
+
+
+def _check_layers(name: str, model: PreTrainedModel) -> None:
+    """Refuse recurrent layers: their state is no cache of keys and values to share among samples."""
+    other = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - _ATTENTION
+    if other:
+        raise ModelError(
+            f"The model {name} has layers of kind {min(other)}, but only attention layers can be used: "
+            "choose a plain transformer."
+        )
+
+
+def switch_off_dropout(model: nn.Module) -> None:
+    """Set every dropout probability to zero, so that log-probabilities are exact in training mode too."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "attn_dropout", "dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+
+
+def recompute_activations(model: PreTrainedModel) -> None:
+    """Switch on gradient checkpointing, by its newer name where transformers has it."""
+    switch = "activation_checkpointing_enable"
+    if not hasattr(model, switch):
+        switch = "gradient_checkpointing_enable"
+    getattr(model, switch)({"use_reentrant": False})
+    model.train()
+
+
+def _eos_ids(
+    name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> tuple[int, ...]:
+    """Return the tokenizer's end-of-sequence id and those of the generation config that it knows."""
+    own = tokenizer.eos_token_id
+    if own is None:
+        raise ModelError(
+            f"The tokenizer of {name} has no end-of-sequence token, so no response could end: set "
+            "eos_token in its tokenizer_config.json."
+        )
+    named = model.generation_config.eos_token_id
+    also = named if isinstance(named, list) else [named]
+    known = {token for token in also if token is not None and 0 <= token < len(tokenizer)}
+    return (own, *sorted(known - {own}))

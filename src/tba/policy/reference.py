@@ -1,0 +1,56 @@
+"""The reference policy: log-probabilities without gradient, in micro-batches."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from tba.policy.log_probs import response_log_probs
+from tba.records import Float32, Int32, Int64
+
+
+class Reference:
+    """A frozen model that says how likely it finds responses."""
+
+    def __init__(
+        self, model: PreTrainedModel, *, temperature: float, micro_batch_tokens: int = 16_384
+    ) -> None:
+        self._model = model
+        self._temperature = temperature
+        self._micro_batch_tokens = micro_batch_tokens
+
+    @torch.no_grad()
+    def log_ref(
+        self, prompts: Sequence[Int32], responses: Sequence[Int32], query_of_row: Int64
+    ) -> list[Float32]:
+        """Return the log-probabilities of the tokens of each response, each of shape [token]."""
+        found: list[Float32] = [np.empty(0, dtype=np.float32)] * len(responses)
+        lengths = np.array([len(response) for response in responses])
+        for queries in self._micro_batches(prompts, lengths, query_of_row):
+            rows = np.flatnonzero(np.isin(query_of_row, queries))
+            log_probs, _ = response_log_probs(
+                self._model,
+                [prompts[query] for query in queries],
+                [responses[row] for row in rows],
+                np.searchsorted(queries, query_of_row[rows]),
+                temperature=self._temperature,
+            )
+            for row, values in zip(rows, log_probs.cpu().numpy(), strict=True):
+                found[row] = values[: lengths[row]].copy()
+        return found
+
+    def _micro_batches(
+        self, prompts: Sequence[Int32], lengths: Int64, query_of_row: Int64
+    ) -> list[list[int]]:
+        """Cut the queries that have rows into runs within the token budget; a run has at least one query."""
+        runs: list[list[int]] = []
+        spent = 0
+        for query in np.unique(query_of_row).tolist():
+            cost = len(prompts[query]) + int(lengths[query_of_row == query].sum())
+            if not runs or spent + cost > self._micro_batch_tokens:
+                runs.append([])
+                spent = 0
+            runs[-1].append(query)
+            spent += cost
+        return runs

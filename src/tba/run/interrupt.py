@@ -1,0 +1,40 @@
+"""Ctrl-C and SIGTERM end a run after its present step; a second Ctrl-C ends it at once."""
+
+import logging
+import signal
+import threading
+from types import FrameType
+from typing import Self
+
+log = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopSignal:
+    """Knows whether somebody asked the run to stop; listens while its block runs (in the main thread only)."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        """What asked for it; empty while nothing did."""
+        self._before: dict[int, object] = {}
+
+    def __call__(self) -> bool:
+        """Return whether the run is to stop."""
+        return bool(self.reason)
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self.reason and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.reason = f"stopped by {signal.Signals(number).name}"
+        log.warning("%s: ending after this step (Ctrl-C once more: at once)", self.reason)

@@ -1,0 +1,67 @@
+"""What a run adds up while it goes: totals for the summary and the checkpoints, rates for the progress display."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tba.buffer import ReplayBuffer
+from tba.records import StepReport
+from tba.run.summary import StalenessTotals, Totals
+from tba.runtimes.base import SearchStatus
+
+
+class Ledger:
+    """Totals over all sittings of a run."""
+
+    def __init__(self, before: Totals, buffer: ReplayBuffer) -> None:
+        self._steps = before  # what steps add up; the rest is read when asked for
+        self._earlier = before
+        self._buffer = buffer
+        self._buffer_before = (buffer.kept, buffer.duplicate, buffer.excluded)
+        self._started = time.perf_counter()
+        self._first_step_at: float | None = None
+        self._tokens_before_steps = 0
+
+    def begin_steps(self, status: SearchStatus) -> None:
+        """Note that the initial fill is over."""
+        self._first_step_at = time.perf_counter()
+        self._tokens_before_steps = status.tokens
+
+    def note(self, report: StepReport) -> None:
+        """Add a trainer step."""
+        metrics = report.metrics
+        self._steps += Totals(
+            trainer_seconds=metrics["step_s"],
+            trainer_idle_seconds=metrics["wait_s"],
+            tokens_trained=int(metrics["tokens_trained"]),
+            bad_steps=int(metrics["skipped"]),
+            staleness=StalenessTotals.of(report.staleness),
+        )
+
+    def totals(self, status: SearchStatus) -> Totals:
+        """Return the totals up to now."""
+        earlier, (kept, duplicate, excluded) = self._earlier, self._buffer_before
+        return replace(
+            self._steps,
+            seconds=earlier.seconds + time.perf_counter() - self._started,
+            searcher_seconds=earlier.searcher_seconds + status.busy_s + status.idle_s,
+            searcher_idle_seconds=earlier.searcher_idle_seconds + status.idle_s,
+            tokens_searched=earlier.tokens_searched + status.tokens,
+            searcher_restarts=earlier.searcher_restarts + status.restarts,
+            kept=earlier.kept + self._buffer.kept - kept,
+            duplicate=earlier.duplicate + self._buffer.duplicate - duplicate,
+            excluded=earlier.excluded + self._buffer.excluded - excluded,
+        )
+
+    def rates(self, status: SearchStatus) -> Mapping[str, float]:
+        """Return idle shares and the speed of search since the first step of this sitting."""
+        trainer_s = self._steps.trainer_seconds - self._earlier.trainer_seconds
+        idle_s = self._steps.trainer_idle_seconds - self._earlier.trainer_idle_seconds
+        searcher_s = status.busy_s + status.idle_s
+        since = time.perf_counter() - (self._first_step_at or self._started)
+        return {
+            "trainer_idle_share": idle_s / trainer_s if trainer_s else 0.0,
+            "searcher_idle_share": status.idle_s / searcher_s if searcher_s else 0.0,
+            "search_tokens_per_s": (status.tokens - self._tokens_before_steps) / max(since, 1e-9),
+            "searchers_alive": float(status.alive),
+        }

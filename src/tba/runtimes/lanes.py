@@ -1,0 +1,71 @@
+"""How a searcher comes into being: the same in every runtime, in whatever process."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from tba.config import Config
+from tba.engines.base import Sampling
+from tba.engines.torch_engine import TorchEngine
+from tba.pace import Lane, searches_per_round
+from tba.policy.loading import load_policy
+from tba.policy.reference import Reference
+from tba.searcher import Searcher, Seat, Stores, Tickets
+from tba.tasks import load_task
+from tba.tasks.scoring import Scorer
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPlan:
+    """All that a searcher must be told; picklable for `torch.multiprocessing`."""
+
+    config: Config
+    """The run's settings."""
+    model_folder: str
+    """The initial policy, which is also the first reference."""
+    stores: Stores
+    """The weights' wires."""
+    next_ticket: int
+    """Lowest number that no search batch had yet."""
+
+    def first_ticket(self, lane: int) -> int:
+        """Return the first ticket of a lane: lane i takes the tickets that leave i when divided by their number."""
+        return self.next_ticket + (lane - self.next_ticket) % self.config.search.searchers
+
+
+@contextmanager
+def open_lane(plan: SearchPlan, seat: Seat, first_ticket: int, device: str) -> Iterator[Lane]:
+    """Load policy, reference, task and scorer, and put a searcher on a lane."""
+    config = plan.config
+    dtype = getattr(torch, config.search.dtype)
+    policy = load_policy(plan.model_folder, config.model, device=device, dtype=dtype)
+    reference = load_policy(plan.model_folder, config.model, device=device, dtype=dtype)
+    task = load_task(config.task, policy.tokenizer)
+    with Scorer(task.reward) as scorer:
+        searcher = Searcher(
+            TorchEngine(policy),
+            Reference(
+                reference.model,
+                temperature=config.search.temperature,
+                token_budget=config.trainer.micro_batch_tokens,
+            ),
+            scorer=scorer,
+            tokenizer=policy.tokenizer,
+            tickets=Tickets(task.train, config.search.queries_per_batch, config.seed),
+            sampling=Sampling(
+                samples_per_query=config.search.samples_per_query,
+                temperature=config.search.temperature,
+                max_completion_length=config.search.max_completion_length,
+            ),
+            stores=plan.stores,
+            seat=seat,
+        )
+        yield Lane(
+            searcher,
+            config.sync.mode,
+            searches_per_round=searches_per_round(config),
+            first_ticket=first_ticket,
+            stride=config.search.searchers,
+        )

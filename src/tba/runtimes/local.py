@@ -1,0 +1,261 @@
+"""One process for the trainer and one for each searcher, on one machine.
+
+Weights come through shared memory (`tba.sync`), rounds and signs of life through a shared board, trajectories through one
+pipe a searcher, so that killing a searcher can damage nothing but its own pipe. An intake thread in the trainer's process
+reads the pipes, makes the trajectories durable in the rollout log and only then hands them on; it replaces searchers that
+died, names those that stall, and kills those that stall beyond the bound.
+
+Searchers end when the trainer's process does, however it ends.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Self
+
+import pyarrow as pa
+import torch.multiprocessing
+
+from tba.config import LocalRuntimeConfig
+from tba.errors import SearcherFailedError, TbaError, UserError
+from tba.pace import NO_ROUND
+from tba.run.rollouts import RolloutLog, from_bytes
+from tba.runtimes.base import SearchStatus
+from tba.runtimes.board import Board
+from tba.runtimes.lanes import SearchPlan
+from tba.runtimes.searcher_process import Delivery, Failure, SearcherSeat, searcher_main
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.1
+FAREWELL_S = 5.0  # how long searchers may take to finish their present batch at the end
+
+
+@dataclass(slots=True)
+class LaneProcess:
+    """The trainer's view of one searcher's process."""
+
+    lane: int
+    process: BaseProcess
+    pipe: Connection
+    next_ticket: int
+    ended: int = NO_ROUND
+    deaths_in_a_row: int = 0
+    abandoned: bool = False
+    warned_at_s: float = 0.0
+
+    def __str__(self) -> str:
+        return f"searcher {self.lane} (process {self.process.pid})"
+
+
+class LocalRuntime:
+    """Searchers in processes of their own."""
+
+    def __init__(
+        self,
+        plan: SearchPlan,
+        rollouts: RolloutLog,
+        *,
+        devices: Sequence[str],
+        threads: int,
+        log_folder: str,
+    ) -> None:
+        self._plan = plan
+        self._rollouts = rollouts
+        self._devices = devices
+        self._threads = threads
+        self._log_folder = log_folder
+        assert isinstance(plan.config.runtime, LocalRuntimeConfig)
+        self._max_deaths = plan.config.runtime.max_restarts
+        self._sync = plan.config.sync
+        self._context = torch.multiprocessing.get_context("spawn")
+        self._board = Board(plan.config.search.searchers)
+        self._lanes: list[LaneProcess] = []
+        self._intake = threading.Thread(target=self._take_in_until_stopped, name="intake", daemon=True)
+        self._arrival = threading.Condition()  # guards the four below
+        self._arrived: list[pa.RecordBatch] = []
+        self._error: TbaError | None = None
+        self._tokens = 0
+        self._restarts = 0
+
+    def __enter__(self) -> Self:
+        """Start every searcher and the intake thread."""
+        for lane in range(self._plan.config.search.searchers):
+            ticket = self._plan.first_ticket(lane)
+            process, pipe = self._start(lane, ticket)
+            self._lanes.append(LaneProcess(lane, process, pipe, ticket))
+        self._intake.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """End every searcher; what they have delivered by then is kept."""
+        self._board.stop()
+        deadline = time.monotonic() + FAREWELL_S
+        for lane in self._lanes:
+            lane.process.join(max(deadline - time.monotonic(), 0.0))
+            if lane.process.is_alive():
+                lane.process.kill()
+                lane.process.join(FAREWELL_S)
+        self._intake.join(FAREWELL_S)
+
+    def open_round(self, number: int) -> None:
+        """Let the searchers search round `number`."""
+        self._board.opened = number
+
+    def close_round(self, number: int) -> None:
+        """Ask the searchers to deliver round `number`."""
+        self._board.closing = number
+
+    def receive(self, timeout_s: float) -> list[pa.RecordBatch]:
+        """Return what has arrived and is durable; wait up to `timeout_s` for the first."""
+        with self._arrival:
+            self._arrival.wait_for(lambda: self._arrived or self._error, timeout_s)
+            arrived, self._arrived = self._arrived, []
+            if self._error is not None and not arrived:
+                raise self._error
+            return arrived
+
+    def waiting_for(self, number: int) -> list[str]:
+        """Name the searchers that have not delivered round `number`; in free mode (no round) all of them."""
+        behind = [
+            lane
+            for lane in self._lanes
+            if not lane.abandoned and (number == NO_ROUND or lane.ended < number)
+        ]
+        return [self._describe(lane) for lane in behind]
+
+    def status(self) -> SearchStatus:
+        """Return totals."""
+        notices = [self._board.read(lane.lane) for lane in self._lanes]
+        return SearchStatus(
+            tokens=self._tokens,
+            busy_s=sum(notice.busy_s for notice in notices),
+            idle_s=sum(notice.idle_s for notice in notices),
+            alive=sum(lane.process.is_alive() for lane in self._lanes),
+            restarts=self._restarts,
+        )
+
+    def _describe(self, lane: LaneProcess) -> str:
+        notice = self._board.read(lane.lane)
+        return f"{lane}, {notice.stage} for {notice.age_s:.1f} s"
+
+    def _start(self, lane: int, first_ticket: int) -> tuple[BaseProcess, Connection]:
+        ours, theirs = self._context.Pipe(duplex=False)
+        seat = SearcherSeat(
+            lane=lane,
+            first_ticket=first_ticket,
+            device=self._devices[lane % len(self._devices)],
+            threads=self._threads,
+            log_file=f"{self._log_folder}/searcher-{lane}.log",
+        )
+        process = self._context.Process(
+            target=searcher_main,
+            args=(self._plan, seat, self._board, theirs),
+            name=f"searcher-{lane}",
+            daemon=False,  # it has a scoring process of its own
+        )
+        self._board.seat(lane)
+        process.start()
+        theirs.close()  # ours alone stays open here, so that the end of the process is the end of the pipe
+        return process, ours
+
+    # --- the intake thread -------------------------------------------------------------------------------
+
+    def _take_in_until_stopped(self) -> None:
+        try:
+            while not self._finished():
+                self._take_in()
+                if not self._board.stopping:
+                    self._watch()
+        except TbaError as error:
+            self._fail(error)
+
+    def _finished(self) -> bool:
+        return self._board.stopping and all(lane.abandoned or lane.pipe.closed for lane in self._lanes)
+
+    def _take_in(self) -> None:
+        """Read what lies in the pipes, make it durable together, hand it on."""
+        pipes = {lane.pipe: lane for lane in self._lanes if not (lane.abandoned or lane.pipe.closed)}
+        deliveries: list[tuple[LaneProcess, Delivery]] = []
+        for pipe in wait(list(pipes), POLL_S) if pipes else []:
+            lane = pipes[pipe]  # type: ignore[index]
+            try:
+                message = lane.pipe.recv()
+            except (EOFError, OSError):
+                self._bury(lane)
+                continue
+            if isinstance(message, Failure):
+                self._take_failure(lane, message)
+            else:
+                deliveries.append((lane, message))
+        if not pipes:
+            time.sleep(POLL_S)
+        if deliveries:
+            self._hand_on(deliveries)
+
+    def _hand_on(self, deliveries: list[tuple[LaneProcess, Delivery]]) -> None:
+        batches = [from_bytes(delivery.payload) for _, delivery in deliveries]
+        self._rollouts.append_all(batches)
+        with self._arrival:
+            self._arrived += batches
+            for lane, delivery in deliveries:
+                lane.next_ticket = delivery.next_ticket
+                lane.ended = delivery.ended
+                lane.deaths_in_a_row = 0
+                self._tokens += delivery.tokens
+            self._arrival.notify_all()
+
+    def _take_failure(self, lane: LaneProcess, failure: Failure) -> None:
+        if isinstance(failure.error, UserError):
+            raise failure.error
+        log.error("%s failed: %s\n%s", lane, failure.error, failure.trace)
+
+    def _bury(self, lane: LaneProcess) -> None:
+        """Close a dead searcher's pipe and, unless the run is ending, put a new one in its place."""
+        lane.pipe.close()
+        lane.process.join(POLL_S)
+        if self._board.stopping:
+            return
+        lane.deaths_in_a_row += 1
+        how = _how_it_ended(lane.process.exitcode)
+        doing = self._board.read(lane.lane).stage
+        if lane.deaths_in_a_row > self._max_deaths:
+            lane.abandoned = True
+            log.error("%s %s while %s; it died too often and is not replaced", lane, how, doing)
+            if all(other.abandoned for other in self._lanes):
+                raise SearcherFailedError(
+                    f"every searcher died {self._max_deaths + 1} times in a row without a delivery (the last one {how} "
+                    f"while {doing}): look into {self._log_folder}/searcher-{lane.lane}.log"
+                )
+            return
+        log.warning("%s %s while %s; a new one takes its place", lane, how, doing)
+        lane.process, lane.pipe = self._start(lane.lane, lane.next_ticket)
+        self._restarts += 1
+
+    def _watch(self) -> None:
+        """Name searchers without a sign of life, and kill those beyond the bound (their end is seen on the pipe)."""
+        for lane in self._lanes:
+            notice = self._board.read(lane.lane)
+            if lane.abandoned or notice.age_s < self._sync.stall_warning_s:
+                lane.warned_at_s = 0.0
+            elif notice.age_s > self._sync.timeout_s:
+                log.error("%s; killing it", self._describe(lane))
+                lane.process.kill()
+            elif notice.age_s > 2 * lane.warned_at_s:
+                log.warning("no sign of life: %s", self._describe(lane))
+                lane.warned_at_s = notice.age_s
+
+    def _fail(self, error: TbaError) -> None:
+        with self._arrival:
+            self._error = error
+            self._arrival.notify_all()
+
+
+def _how_it_ended(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "closed its pipe"
+    return f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"

@@ -1,0 +1,197 @@
+"""How a batch is drawn from the buffer: the trainer's first line of the algorithm.
+
+B times: with probability m, drawn per query, a query of the most recent sync and K of its newest
+samples, uniformly; otherwise any query ever seen and K of its samples, by softmax of the reward or
+uniformly. Without replacement; with replacement only where fewer than K unique samples exist. The
+queries of a batch differ as long as there are enough of them.
+
+Samples beyond `max_staleness` or `max_reuse` are passed over as if they were not there. When none of
+the recent queries has a recent sample left, the m branch draws as the other one does.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tba.buffer import ReplayBuffer
+from tba.config.search import BufferConfig
+from tba.records import Batch, Int64
+
+
+def draw_batch(
+    buffer: ReplayBuffer,
+    *,
+    queries_per_batch: int,
+    samples_per_query: int,
+    trainer_version: int,
+    config: BufferConfig,
+    generator: np.random.Generator,
+) -> Batch | None:
+    """Draw B queries with K samples each and count the use; None when nothing may be drawn."""
+    on_policy = generator.random(queries_per_batch) < config.on_policy_prob
+    bounds = _Bounds(buffer, trainer_version, config)
+    recent = buffer.recent(config.recent_versions)
+
+    fresh = _pick(
+        recent, int(on_policy.sum()), bounds.has_since(recent.oldest_version), [], generator
+    )
+    on_policy &= bool(fresh)
+    other = _pick(bounds.queries(), int((~on_policy).sum()), bounds.has_any, fresh, generator)
+    if not fresh and not other:
+        return None
+    numbers = np.empty(queries_per_batch, dtype=np.int64)
+    numbers[on_policy], numbers[~on_policy] = fresh, other
+
+    draws = []
+    for number, newest in zip(numbers.tolist(), on_policy, strict=True):
+        slots = bounds.samples(number)
+        if newest:
+            version = buffer.field("policy_version", slots)
+            chosen = choose_newest(version, recent.oldest_version, samples_per_query, generator)
+        elif config.off_policy_sampling == "softmax_reward":
+            logits = buffer.field("reward", slots).astype(np.float64) / config.reward_temperature
+            chosen = choose_by_softmax(logits, samples_per_query, generator)
+        else:
+            chosen = choose_by_softmax(np.zeros(len(slots)), samples_per_query, generator)
+        draws.append(slots[chosen])
+    batch = _assemble(buffer, numbers, np.stack(draws), on_policy)
+    buffer.count_use(batch.slots)
+    return batch
+
+
+def choose_newest(
+    version: NDArray[Any], recent_from: int, count: int, generator: np.random.Generator
+) -> Int64:
+    """Choose positions: `count` of those with a recent version, uniformly; too few are filled up.
+
+    First with the next newest older ones (`version` is in order of arrival, newest last), then, when
+    there are not `count` in all, with repeats: every one once, the rest uniformly with replacement.
+    """
+    by_age = np.argsort(version, kind="stable")[::-1]  # newest first
+    recent = by_age[: int((version >= recent_from).sum())]
+    if len(recent) >= count:
+        return generator.choice(recent, count, replace=False)
+    chosen = by_age[:count]
+    repeats = generator.integers(len(chosen), size=count - len(chosen))
+    return np.concatenate([chosen, chosen[repeats]])
+
+
+def choose_by_softmax(
+    logits: NDArray[np.float64], count: int, generator: np.random.Generator
+) -> Int64:
+    """Choose `count` positions by softmax without replacement; equal logits choose uniformly.
+
+    The largest of logit + Gumbel noise are such a sample (Kool et al. 2019), and no exponential is
+    taken, so nothing underflows; equal logits that swallow the noise, or are -inf, are ordered by the
+    noise alone. When there are not `count`: every one once, the rest by softmax with replacement.
+    """
+    total = len(logits)
+    chosen = _noisy_order(logits, generator)[:count]
+    repeats = [_noisy_order(logits, generator)[0] for _ in range(count - total)]
+    return np.concatenate([chosen, np.array(repeats, dtype=np.int64)])
+
+
+def _noisy_order(logits: NDArray[np.float64], generator: np.random.Generator) -> Int64:
+    """Order positions by logit + Gumbel noise, largest first."""
+    noise = generator.gumbel(size=len(logits))
+    return np.lexsort((noise, logits + noise))[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """What `max_staleness` and `max_reuse` leave of the buffer."""
+
+    buffer: ReplayBuffer
+    trainer_version: int
+    config: BufferConfig
+
+    @property
+    def oldest_version(self) -> int | None:
+        """Oldest policy version that may be drawn."""
+        bound = self.config.max_staleness
+        return None if bound is None else self.trainer_version - bound
+
+    def queries(self) -> Sequence[int] | Int64:
+        """Return the queries that may have drawable samples."""
+        return self.buffer.eligible(self.oldest_version, self.config.max_reuse)
+
+    def samples(self, number: int) -> NDArray[Any]:
+        """Return a query's drawable slots, newest last."""
+        slots = self.buffer.samples(number)
+        if self.oldest_version is not None:
+            slots = slots[self.buffer.field("policy_version", slots) >= self.oldest_version]
+        if self.config.max_reuse is not None:
+            slots = slots[self.buffer.field("uses", slots) < self.config.max_reuse]
+        return slots
+
+    def has_any(self, number: int) -> bool:
+        """Whether a query has a drawable sample."""
+        return len(self.samples(number)) > 0
+
+    def has_since(self, version: int) -> Callable[[int], bool]:
+        """Return whether a query has a drawable sample of this version or a newer one."""
+        return lambda number: bool(
+            (self.buffer.field("policy_version", self.samples(number)) >= version).any()
+        )
+
+
+def _pick(
+    candidates: Sequence[int] | Int64,
+    count: int,
+    drawable: Callable[[int], bool],
+    taken: list[int],
+    generator: np.random.Generator,
+) -> list[int]:
+    """Pick `count` drawable candidates not taken, uniformly; repeat only when there are too few."""
+    picks: list[int] = []
+    if count == 0:
+        return picks
+    for position in _shuffled(len(candidates), generator):
+        number = int(candidates[position])
+        if number not in taken and drawable(number):
+            picks.append(number)
+            if len(picks) == count:
+                return picks
+    pool = picks + list(dict.fromkeys(taken))
+    if pool:
+        picks += [pool[i] for i in generator.integers(len(pool), size=count - len(picks))]
+    return picks
+
+
+def _shuffled(count: int, generator: np.random.Generator) -> Iterator[int]:
+    """Yield 0 .. count - 1 in random order; each number costs O(1), so a few of many are cheap."""
+    moved: dict[int, int] = {}  # a Fisher-Yates shuffle that writes down only what it has moved
+    for i in range(count):
+        j = int(generator.integers(i, count))
+        yield moved.get(j, j)
+        moved[j] = moved.pop(i, i)
+
+
+def _assemble(
+    buffer: ReplayBuffer, numbers: Int64, slots: NDArray[Any], on_policy: NDArray[np.bool_]
+) -> Batch:
+    """Store each query's unique samples once; `slots` has shape [query, sample]."""
+    rows: list[NDArray[Any]] = []
+    index = np.empty(slots.shape, dtype=np.int64)
+    for q, drawn in enumerate(slots):
+        unique, inverse = np.unique(drawn, return_inverse=True)
+        index[q] = sum(len(r) for r in rows) + inverse
+        rows.append(unique)
+    row_slots = np.concatenate(rows).astype(np.int64)
+    return Batch(
+        prompts=tuple(buffer.prompt(number) for number in numbers.tolist()),
+        tokens=buffer.tokens("token", row_slots),
+        log_mu=buffer.tokens("log_mu", row_slots),
+        log_ref=buffer.tokens("log_ref", row_slots),
+        reward=buffer.field("reward", row_slots),
+        policy_version=buffer.field("policy_version", row_slots).astype(np.int64),
+        reference_version=buffer.field("reference_version", row_slots).astype(np.int64),
+        finished=buffer.field("finished", row_slots),
+        slots=row_slots,
+        query_of_row=np.repeat(np.arange(len(rows)), [len(r) for r in rows]),
+        index=index,
+        on_policy=on_policy,
+    )

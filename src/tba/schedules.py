@@ -1,0 +1,42 @@
+"""Beta and the learning rate over the run, as pure functions of the step.
+
+Steps count from 0 to `steps` - 1. A decay is laid out so that it would be complete at `steps`, one after the
+last step: no step is spent at a learning rate of zero. Nor does warm-up start at zero.
+"""
+
+import math
+
+from tba.config.training import (
+    BetaConfig,
+    ConstantBeta,
+    ConstantRate,
+    CosineRate,
+    LinearBeta,
+    LinearRate,
+    RateConfig,
+)
+
+
+def beta_at(config: BetaConfig, step: int, steps: int) -> float:
+    """Return the strength of the KL term at one step of the run."""
+    if isinstance(config, ConstantBeta):
+        return config.value
+    end_from = config.end_at if isinstance(config, LinearBeta) else config.cut_at
+    if step >= end_from * steps:
+        return config.end
+    return config.start + (config.end - config.start) * step / (config.end_at * steps)
+
+
+def learning_rate_at(config: RateConfig, step: int, steps: int) -> float:
+    """Return the learning rate at one step of the run, as a factor of its peak."""
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    if isinstance(config, ConstantRate):
+        return 1.0
+    left = (steps - step) / (steps - config.warmup_steps)  # 1 after warm-up, 0 at `steps`
+    if isinstance(config, LinearRate):
+        return left
+    if isinstance(config, CosineRate):
+        fall = (1 + math.cos(math.pi * (1 - left))) / 2
+        return config.final_share + (1 - config.final_share) * fall
+    return min(1.0, (steps - step) / max(1, config.decay_steps))

@@ -1,0 +1,190 @@
+"""The searcher's box of the algorithm (`algorithm.md` section 2).
+
+    Searcher, forever:
+      S1. if newer weights are there, take them
+      S2. take the next queries
+      S3. y_1..y_S ~ pi_theta'(.|x)
+      S4. score: r_j = reward(y_j; x); log pi_ref(y_j|x)
+      S5. add (x, y_j, r_j, log pi_ref, policy version) to D_local
+
+`Searcher.search` is one round of S1 to S5. When D_local goes to D_global is the turn-taking of `tba.pace`; how it
+gets there is the runtime's.
+
+A search batch has a number, its *ticket*, unique within a run. The ticket alone decides which queries are taken and
+which random stream samples them, so two searchers never share a stream, a replaced searcher repeats nothing, and a
+resumed run goes on where it was.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from tba.engines.base import Engine, Sampling
+from tba.policy.reference import Reference
+from tba.records import Int32, Query, Response, Score, Trajectory
+from tba.sync import NOTHING_PUBLISHED, WeightStore
+
+
+class SupportsScore(Protocol):
+    """Whatever turns responses into typed rewards (`tba.tasks.scoring.Scorer`)."""
+
+    def score(
+        self, queries: Sequence[Query], texts: Sequence[str], tokens: Sequence[Int32]
+    ) -> list[Score]:
+        """Score aligned queries and responses."""
+        ...
+
+
+class SupportsDecode(Protocol):
+    """The part of a tokenizer that searching needs."""
+
+    def batch_decode(self, sequences: Sequence[Int32], *, skip_special_tokens: bool) -> list[str]:
+        """Turn tokens into texts."""
+        ...
+
+
+def stream_seed(seed: int, purpose: str, number: int) -> int:
+    """Return the 63-bit seed of one random stream: the same for the same three, unrelated otherwise."""
+    digest = hashlib.blake2b(f"{seed}/{purpose}/{number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class Tickets:
+    """What each search batch is made of: its queries, in a fresh random order each epoch, and its random stream."""
+
+    def __init__(self, queries: Sequence[Query], per_batch: int, seed: int) -> None:
+        self._queries = queries
+        self._per_batch = per_batch
+        self._seed = seed
+        self._order: tuple[int, np.ndarray] | None = None  # (epoch, permutation)
+
+    def take(self, ticket: int) -> list[Query]:
+        """Return the distinct queries of a ticket, at most `per_batch` (fewer where an epoch ends)."""
+        first = ticket * self._per_batch
+        ids = [self._id_at(position) for position in range(first, first + self._per_batch)]
+        return [self._queries[i] for i in dict.fromkeys(ids)]
+
+    def generator(self, ticket: int) -> torch.Generator:
+        """Return the random stream that samples a ticket's responses."""
+        return torch.Generator().manual_seed(stream_seed(self._seed, "search", ticket))
+
+    def _id_at(self, position: int) -> int:
+        epoch, offset = divmod(position, len(self._queries))
+        if self._order is None or self._order[0] != epoch:
+            generator = np.random.default_rng(stream_seed(self._seed, "epoch", epoch))
+            self._order = (epoch, generator.permutation(len(self._queries)))
+        return int(self._order[1][offset])
+
+
+class Stage(StrEnum):
+    """What a searcher is doing; the watchdog names it."""
+
+    LOADING = "loading models and task"
+    WAITING = "waiting for a round to open"
+    TAKING_WEIGHTS = "taking weights"
+    GENERATING = "generating"
+    SCORING = "scoring responses"
+    REFERENCE = "computing reference log-probabilities"
+    DELIVERING = "delivering trajectories"
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Which searcher this is, and whom it tells what it is doing."""
+
+    lane: int
+    """Number of its lane."""
+    announce: Callable[[Stage], None]
+    """Called at the start of each stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """The weights' wires as a searcher sees them."""
+
+    policy: WeightStore
+    """Weights of the trainer's policy."""
+    reference: WeightStore | None
+    """Weights of the reference, where it is reset during the run."""
+
+
+class Searcher:
+    """Finds responses with slightly stale weights."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        reference: Reference,
+        *,
+        scorer: SupportsScore,
+        tokenizer: SupportsDecode,
+        tickets: Tickets,
+        sampling: Sampling,
+        stores: Stores,
+        seat: Seat,
+    ) -> None:
+        self._engine = engine
+        self._reference = reference
+        self._scorer = scorer
+        self._tokenizer = tokenizer
+        self._tickets = tickets
+        self._sampling = sampling
+        self._stores = stores
+        self._seat = seat
+        self._policy_version = NOTHING_PUBLISHED
+        self._reference_version = 0
+
+    def search(self, ticket: int) -> list[Trajectory]:
+        """Return the scored responses of one search batch."""
+        self._seat.announce(Stage.TAKING_WEIGHTS)
+        self._take_weights()  # S1
+        queries = self._tickets.take(ticket)  # S2
+        self._seat.announce(Stage.GENERATING)
+        responses = self._engine.generate(queries, self._sampling, self._tickets.generator(ticket))  # S3
+        return self._score(queries, responses, ticket)  # S4, S5
+
+    def _take_weights(self) -> None:
+        version = self._stores.policy.pull(self._engine.weights(), newer_than=self._policy_version)
+        if version is not None:
+            self._policy_version = version
+        if self._stores.reference is not None:
+            version = self._stores.reference.pull(
+                self._reference.weights(), newer_than=self._reference_version
+            )
+            if version is not None:
+                self._reference_version = version
+
+    def _score(
+        self, queries: Sequence[Query], responses: Sequence[Sequence[Response]], ticket: int
+    ) -> list[Trajectory]:
+        flat = [(query, response) for query, group in zip(queries, responses, strict=True) for response in group]
+        tokens = [response.tokens for _, response in flat]
+        texts = self._tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        self._seat.announce(Stage.SCORING)
+        scores = self._scorer.score([query for query, _ in flat], texts, tokens)
+        self._seat.announce(Stage.REFERENCE)
+        query_of_row = np.repeat(np.arange(len(queries)), [len(group) for group in responses])
+        log_ref = self._reference.log_ref([query.prompt_ids for query in queries], tokens, query_of_row)
+        return [
+            Trajectory(
+                query_id=query.query_id,
+                prompt_ids=query.prompt_ids,
+                tokens=response.tokens,
+                text=texts[row],
+                log_mu=response.log_mu,
+                log_ref=log_ref[row],
+                score=scores[row],
+                finish_reason=response.finish_reason,
+                policy_version=self._policy_version,
+                reference_version=self._reference_version,
+                ticket=ticket,
+                searcher=self._seat.lane,
+                temperature=self._sampling.temperature,
+            )
+            for row, (query, response) in enumerate(flat)
+        ]

@@ -1,0 +1,325 @@
+"""A sitting of a run, from its first to its last moment: preparation, training, and what surrounds the loop.
+
+    run folder --> initial model (built, warm-started or loaded) --> policy, task, optimiser, buffer (from the rollout log)
+               --> searchers start; the initial policy is evaluated while they fill the buffer
+               --> Trainer.steps(): metrics, progress, evaluation, checkpoints
+               --> searchers end; final checkpoint, evaluation, summary
+
+The loop itself is `tba.trainer`; nothing here knows what a step does.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+
+from tba.buffer import ReplayBuffer
+from tba.config import Config, InlineRuntimeConfig
+from tba.engines.base import Sampling
+from tba.engines.torch_engine import TorchEngine
+from tba.errors import StorageError, TbaError
+from tba.evaluation import evaluate
+from tba.pace import Arrivals, Intake
+from tba.policy.initial import initial_model
+from tba.policy.loading import load_policy
+from tba.policy.reference import Reference
+from tba.policy.resets import ReferenceResets
+from tba.records import EvalReport, StepReport
+from tba.run.checkpoint import Checkpoint, TrainerState, load_newest, save_checkpoint
+from tba.run.folder import RunFolder
+from tba.run.interrupt import StopSignal
+from tba.run.ledger import Ledger
+from tba.run.metrics import MetricsWriter
+from tba.run.progress import Progress
+from tba.run.rollouts import RolloutLog
+from tba.run.summary import Ending, Summary, Totals, summarize
+from tba.runtimes import SearchPlan, make_runtime
+from tba.runtimes.resources import available_cores, pick_device, trainer_threads
+from tba.searcher import Stores
+from tba.sync import WeightStore
+from tba.tasks import load_task
+from tba.tasks.scoring import Scorer
+from tba.trainer import Trainer
+from tba.update import PolicyUpdate
+
+log = logging.getLogger(__name__)
+
+
+def run(config: Config | None, run_dir: Path, *, resume: bool = False, clean: bool = False) -> Summary:
+    """Train as configured, in a run folder, and return what came of it.
+
+    Args:
+        config: The settings; None to resume, since a run folder has its own.
+        run_dir: The run folder.
+        resume: Go on with the run in that folder.
+        clean: Delete the run that is in that folder first.
+
+    Raises:
+        TbaError: The run could not be done; its folder, where there is one, is resumable and says why.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # for the searchers' processes
+    with ExitStack() as stack:
+        if resume:
+            folder = stack.enter_context(RunFolder.resume(run_dir))
+            config = folder.config()
+        else:
+            assert config is not None
+            folder = stack.enter_context(RunFolder.create(run_dir, config, clean=clean))
+        stack.enter_context(_log_to(folder.log("trainer")))
+        stop = stack.enter_context(StopSignal())
+        progress = stack.enter_context(Progress(config.trainer.steps))
+        session = Session(config, folder, stop, progress)
+        session.prepare(stack, load_newest(folder.checkpoints) if resume else None)
+        return session.run()
+
+
+class Session:
+    """All the parts of one sitting."""
+
+    def __init__(
+        self, config: Config, folder: RunFolder, stop: StopSignal, progress: Progress
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._stop = stop
+        self._progress = progress
+        self._before: EvalReport | None = None
+        self._saved_step = -1
+
+    def prepare(self, stack: ExitStack, checkpoint: Checkpoint | None) -> None:
+        """Load or make every part; what must be closed goes onto the stack."""
+        config, folder = self._config, self._folder
+        version = 0
+        if checkpoint is not None:
+            version = self._saved_step = checkpoint.state.step
+            self._before = checkpoint.state.before
+            self._progress.event(f"resuming from {checkpoint.path}")
+        device = torch.device(pick_device(config.device))
+        model_folder = initial_model(config, folder.model, device, self._progress.event)
+        source = checkpoint.policy if checkpoint else model_folder
+        self._policy = load_policy(source, config.model, device=device, dtype=torch.float32)
+        self._task = load_task(config.task, self._policy.tokenizer)
+        if self._task.skipped:
+            self._progress.event(
+                f"skipped {self._task.skipped} prompts longer than task.max_prompt_length"
+            )
+        self._scorer = stack.enter_context(Scorer(self._task.reward))
+        self._rollouts = stack.enter_context(self._open_rollouts(checkpoint))
+        self._metrics = stack.enter_context(MetricsWriter(folder.metrics, resumed_step=version))
+        self._buffer, next_ticket = self._rebuild_buffer(checkpoint, version)
+        self._ledger = Ledger(checkpoint.state.totals if checkpoint else Totals(), self._buffer)
+        self._update = PolicyUpdate(self._policy.model, config)
+        if checkpoint is not None:
+            checkpoint.restore_optimizer(self._policy.model, self._update.optimizer)
+        self._assemble(model_folder, checkpoint, version, next_ticket)
+
+    def _assemble(
+        self, model_folder: Path, checkpoint: Checkpoint | None, version: int, next_ticket: int
+    ) -> None:
+        """Lay the wires and put trainer and runtime at their ends."""
+        config = self._config
+        weights = dict(self._policy.model.named_parameters())
+        store = WeightStore(weights, getattr(torch, config.search.dtype))
+        self._resets = self._make_resets(model_folder, checkpoint)
+        stores = Stores(store, self._resets.store if self._resets else None)
+        plan = SearchPlan(config, str(model_folder), stores, next_ticket)
+        self._runtime = make_runtime(plan, self._rollouts, self._folder)
+        per_search = config.search.queries_per_batch * config.search.samples_per_query
+        arrivals = Arrivals(
+            self._buffer,
+            pass_threshold=self._task.pass_threshold,
+            hopeless_after=max(config.buffer.initial_samples, 2 * per_search),
+        )
+        self._intake = Intake(
+            self._runtime, arrivals, timeout_s=config.sync.timeout_s, interrupted=self._stop
+        )
+        self._trainer = Trainer(
+            config,
+            update=self._update,
+            buffer=self._buffer,
+            intake=self._intake,
+            store=store,
+            resets=self._resets,
+            version=version,
+        )
+
+    def run(self) -> Summary:
+        """Train, save, evaluate; whatever happens, leave a folder that says what happened and can be resumed."""
+        try:
+            with self._runtime:
+                torch.set_num_threads(trainer_threads(self._config))
+                self._loop()
+            torch.set_num_threads(available_cores())
+            self._intake.take()  # what searchers delivered on leaving
+            self._save()
+        except TbaError as error:
+            self._fail(error)
+            raise
+        if self._stop():
+            return self._summary(Ending.INTERRUPTED, None, self._stop.reason)
+        return self._summary(Ending.FINISHED, self._evaluate())
+
+    def _loop(self) -> None:
+        if self._before is None:
+            self._before = self._evaluate()
+        steps = self._trainer.steps()
+        for report in steps:
+            self._note(report)
+            every = self._config.checkpoint.every
+            if every and report.published and report.step - self._saved_step >= every:
+                self._save()
+            every = self._config.evaluation.every
+            if every and report.step % every == 0 and report.step < self._config.trainer.steps:
+                self._evaluate()
+
+    def _note(self, report: StepReport) -> None:
+        status = self._runtime.status()
+        self._ledger.note(report)
+        metrics = {**report.metrics, **self._ledger.rates(status)}
+        self._metrics.write(report.step, metrics, staleness=report.staleness)
+        self._progress.update(StepReport(report.step, metrics, report.staleness, report.published))
+
+    def _evaluate(self) -> EvalReport:
+        """Measure the present policy on held-out queries."""
+        search = self._config.search
+        report = evaluate(
+            TorchEngine(self._policy.model, self._policy.eos_ids),
+            self._scorer,
+            task=self._task,
+            tokenizer=self._policy.tokenizer,
+            sampling=Sampling(1, search.temperature, search.max_completion_length),
+            settings=self._config.evaluation,
+            seed=self._config.seed,
+            policy_version=self._trainer.version,
+        )
+        if self._config.model.gradient_checkpointing:
+            self._policy.model.train()  # the engine sets the model to evaluation
+        self._progress.evaluated(report)
+        self._metrics.write(
+            report.policy_version,
+            {
+                "eval_sampled_pass_at_1": report.sampled_pass_at_1,
+                "eval_greedy_pass_at_1": report.greedy_pass_at_1,
+                "eval_seconds": report.seconds,
+            },
+        )
+        return report
+
+    # --- what is kept --------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        """Write a checkpoint of this moment, unless there is one."""
+        if self._saved_step == self._trainer.version:
+            return
+        resets = self._resets
+        state = TrainerState(
+            step=self._trainer.version,
+            reference_version=resets.version if resets else 0,
+            rollout_position=self._rollouts.position,
+            before=self._before,
+            totals=self._ledger.totals(self._runtime.status()),
+        )
+        save_checkpoint(
+            self._folder.checkpoints,
+            state,
+            model=self._policy.model,
+            tokenizer=self._policy.tokenizer,
+            optimizer=self._update.optimizer,
+            buffer=self._buffer.state(),
+            reference=resets.reference.weights() if resets and resets.version else None,
+            keep=self._config.checkpoint.keep,
+        )
+        self._saved_step = self._trainer.version
+
+    def _fail(self, error: TbaError) -> None:
+        """Leave what can be left: a checkpoint where the disk allows one, and a summary that gives the reason."""
+        try:
+            if self._trainer.version > 0:
+                self._save()
+            self._summary(Ending.FAILED, None, str(error))
+        except StorageError as second:
+            log.error("nothing more could be saved: %s", second)
+
+    def _summary(self, ended: Ending, after: EvalReport | None, detail: str = "") -> Summary:
+        summary = summarize(
+            self._ledger.totals(self._runtime.status()),
+            steps=self._trainer.version,
+            before=self._before,
+            after=after,
+            ended=ended,
+            detail=detail,
+        )
+        summary.write(self._folder.summary)
+        return summary
+
+    # --- preparation ---------------------------------------------------------------------------------------
+
+    def _open_rollouts(self, checkpoint: Checkpoint | None) -> RolloutLog:
+        """Open the log; an inline run goes back to its checkpoint, since it will find the same again."""
+        rollouts = RolloutLog(self._folder.rollouts)
+        if rollouts.dropped_bytes:
+            self._progress.event(f"rollout log: dropped a torn tail of {rollouts.dropped_bytes} bytes")
+        if isinstance(self._config.runtime, InlineRuntimeConfig):
+            rollouts.truncate(checkpoint.state.rollout_position if checkpoint else 0)
+        return rollouts
+
+    def _rebuild_buffer(
+        self, checkpoint: Checkpoint | None, version: int
+    ) -> tuple[ReplayBuffer, int]:
+        """Return the buffer as the log has it, and the lowest ticket that no search batch had.
+
+        Samples of versions later than the checkpoint count as its own: the policy that found them was lost.
+        """
+        buffer = ReplayBuffer(self._config.buffer.capacity_per_query)
+        next_ticket = 0
+        for batch in self._rollouts.read():
+            buffer.add(batch, version_ceiling=version)
+            next_ticket = max(next_ticket, max(batch.column("ticket").to_pylist(), default=-1) + 1)
+        if checkpoint is not None:
+            buffer.load_state(checkpoint.buffer())
+        return buffer, next_ticket
+
+    def _make_resets(
+        self, model_folder: Path, checkpoint: Checkpoint | None
+    ) -> ReferenceResets | None:
+        config = self._config
+        if config.sync.reference_reset_every is None:
+            return None
+        dtype = getattr(torch, config.search.dtype)
+        policy = load_policy(model_folder, config.model, device=self._policy.model.device, dtype=dtype)
+        reference = Reference(
+            policy.model,
+            temperature=config.search.temperature,
+            token_budget=config.trainer.micro_batch_tokens,
+        )
+        saved = checkpoint.reference() if checkpoint else None
+        if saved is not None:
+            with torch.no_grad():
+                for name, weight in reference.weights().items():
+                    weight.copy_(saved[name])
+        return ReferenceResets(
+            reference,
+            WeightStore(reference.weights(), dtype),
+            every=config.sync.reference_reset_every,
+            version=checkpoint.state.reference_version if checkpoint else 0,
+        )
+
+
+@contextmanager
+def _log_to(file: Path) -> Iterator[None]:
+    """Write everything this package logs to a file."""
+    handler = logging.FileHandler(file)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("tba")
+    logger.addHandler(handler)
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        handler.close()

@@ -1,0 +1,163 @@
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from tba.config import BuildConfig, ModelConfig
+from tba.engines import Sampling
+from tba.engines.torch_engine import TorchEngine
+from tba.errors import ModelError
+from tba.policy import build_policy, load_policy
+from tba.records import Query
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("built")
+    config = BuildConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2)
+    build_policy(config, folder, seed=0)
+    return folder
+
+
+@pytest.fixture
+def folder(built, tmp_path):
+    return shutil.copytree(built, tmp_path / "policy")
+
+
+def _load(folder, **settings):
+    return load_policy(
+        folder, ModelConfig(**settings), device=torch.device("cpu"), dtype=torch.float32
+    )
+
+
+def _edit_json(path, **changes):
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**content, **changes}))
+
+
+def _message(folder):
+    with pytest.raises(ModelError) as caught:
+        _load(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(folder) in message
+    return message
+
+
+def test_loads_what_was_built(folder):
+    policy = _load(folder)
+    assert policy.model.dtype == torch.float32
+    assert not policy.model.training
+    assert policy.eos_ids == (policy.tokenizer.eos_token_id,)
+    assert policy.pad_id != policy.eos_ids[0]
+    assert policy.tokenizer.padding_side == "left"
+
+
+def test_weights_take_the_asked_precision(folder):
+    policy = load_policy(folder, ModelConfig(), device=torch.device("cpu"), dtype=torch.bfloat16)
+    assert {weight.dtype for weight in policy.model.parameters()} == {torch.bfloat16}
+
+
+def test_gradient_checkpointing_puts_the_model_into_training_mode(folder):
+    assert _load(folder, gradient_checkpointing=True).model.training
+
+
+def test_dropout_is_off_even_in_training_mode(folder):
+    _edit_json(folder / "config.json", attention_dropout=0.5)
+    model = _load(folder).model.train()
+    ids = torch.tensor([[2, 3, 4, 5]])
+    assert torch.equal(model(ids).logits, model(ids).logits)
+    assert all(m.p == 0 for m in model.modules() if isinstance(m, nn.Dropout))
+
+
+def test_a_tokenizer_without_padding_pads_with_end_of_sequence(folder):
+    path = folder / "tokenizer_config.json"
+    _edit_json(path, pad_token=None)
+    policy = _load(folder)
+    assert policy.pad_id == policy.eos_ids[0] == policy.tokenizer.eos_token_id
+
+
+def test_stop_tokens_of_the_generation_config_that_the_tokenizer_knows_are_added(folder):
+    _edit_json(folder / "generation_config.json", eos_token_id=[5, 9_999, 1])
+    assert _load(folder).eos_ids == (1, 5)
+
+
+def test_nothing_else_of_the_generation_config_reaches_sampling(folder):
+    queries = [
+        Query(0, "12+3=", _load(folder).tokenizer("12+3=", return_tensors="np")["input_ids"][0])
+    ]
+
+    def sample():
+        policy = _load(folder)
+        engine = TorchEngine(policy.model, policy.eos_ids)
+        generator = torch.Generator().manual_seed(0)
+        (found,) = engine.generate(queries, Sampling(20, 1.0, 8), generator)
+        return found
+
+    plain = sample()
+    _edit_json(
+        folder / "generation_config.json",
+        do_sample=True,
+        temperature=0.1,
+        top_k=1,
+        top_p=0.5,
+        repetition_penalty=5.0,
+        max_new_tokens=2,
+    )
+    for before, after in zip(plain, sample(), strict=True):
+        np.testing.assert_array_equal(before.tokens, after.tokens)
+        np.testing.assert_array_equal(before.log_mu, after.log_mu)
+
+
+@pytest.mark.parametrize("name", ["nowhere/at/all", "./nowhere", "/nowhere", "nobody/nothing"])
+def test_a_missing_folder_is_named(name):
+    assert "nowhere" in _message(name) or "nobody" in _message(name)
+
+
+def test_a_missing_folder_inside_an_existing_one_is_not_sought_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    assert "does not exist" in _message("models/tiny")
+
+
+def test_a_folder_without_weights_is_refused(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert "no *.safetensors" in _message(folder)
+
+
+def test_a_folder_without_config_is_refused(folder):
+    (folder / "config.json").unlink()
+    assert "no config.json" in _message(folder)
+
+
+def test_truncated_weights_are_refused(folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    assert "safetensors" in _message(folder)
+
+
+def test_missing_tensors_are_refused(folder):
+    weights = folder / "model.safetensors"
+    tensors = load_file(weights)
+    del tensors["model.norm.weight"]
+    save_file(tensors, weights, metadata={"format": "pt"})
+    assert "model.norm.weight" in _message(folder)
+
+
+def test_tensors_of_another_shape_are_refused(folder):
+    _edit_json(folder / "config.json", intermediate_size=64)
+    _message(folder)
+
+
+def test_a_tokenizer_without_end_of_sequence_is_refused(folder):
+    _edit_json(folder / "tokenizer_config.json", eos_token=None)
+    assert "no end-of-sequence token" in _message(folder)
+
+
+def test_a_damaged_config_is_refused(folder):
+    (folder / "config.json").write_text("{")
+    _message(folder)

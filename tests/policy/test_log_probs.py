@@ -1,0 +1,152 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from tba.policy import log_probs as module
+from tba.policy.loading import recompute_activations
+from tba.policy.log_probs import full_row_log_probs, response_log_probs
+from tiny_models import EOS, FAMILIES, VOCABULARY, tiny_model
+
+TEMPERATURE = 0.7
+
+
+def _batch(seed=0, longest=9):
+    """Three ragged prompts and seven ragged responses that end in EOS, which is the padding token too."""
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(0, VOCABULARY, n).astype(np.int32) for n in (5, 2, 8)]
+    lengths = (1, longest, 3, 2, 4, longest, 6)
+    responses = [
+        np.append(rng.integers(2, VOCABULARY, n - 1), EOS).astype(np.int32) for n in lengths
+    ]
+    return prompts, responses, np.array([0, 0, 0, 1, 2, 2, 2])
+
+
+def _naive(model, prompts, responses, query_of_row):
+    """One full row at a time, in the plainest way: no padding, no cache, no mask."""
+    rows = []
+    for response, query in zip(responses, query_of_row, strict=True):
+        ids = torch.from_numpy(np.concatenate([prompts[query], response])).long()[None]
+        logits = model(input_ids=ids, use_cache=False).logits[0] / TEMPERATURE
+        start = len(prompts[query])
+        log_probs = logits[start - 1 : -1].log_softmax(-1)
+        rows.append(log_probs.gather(1, ids[0, start:, None])[:, 0])
+    return rows
+
+
+def _weighted(rows):
+    """A scalar whose gradient tells every token from every other."""
+    return sum(
+        (row * torch.arange(1, len(row) + 1)).sum() * (1 + 0.1 * at) for at, row in enumerate(rows)
+    )
+
+
+def _gradients(model, scalar):
+    model.zero_grad()
+    scalar.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _assert_same_values_and_gradients(model, found, mask, expected):
+    lengths = [len(row) for row in expected]
+    assert mask.sum(1).tolist() == lengths
+    assert (found[~mask] == 0).all()
+    rows = [row[:length] for row, length in zip(found, lengths, strict=True)]
+    for row, wanted in zip(rows, expected, strict=True):
+        torch.testing.assert_close(row, wanted, rtol=1e-5, atol=1e-6)
+    want = _gradients(model, _weighted(expected))
+    got = _gradients(model, _weighted(rows))
+    assert got.keys() == want.keys()
+    for name in want:
+        scale = want[name].abs().max().item()
+        torch.testing.assert_close(got[name], want[name], rtol=1e-5, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_values_and_gradients_equal_those_of_full_rows(family, attention):
+    model = tiny_model(family)
+    model.set_attn_implementation(attention)
+    prompts, responses, query_of_row = _batch()
+    found, mask = response_log_probs(
+        model, prompts, responses, query_of_row, temperature=TEMPERATURE
+    )
+    expected = _naive(model, prompts, responses, query_of_row)
+    _assert_same_values_and_gradients(model, found, mask, expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradient_checkpointing_changes_neither_values_nor_gradients(family):
+    model = tiny_model(family)
+    prompts, responses, query_of_row = _batch()
+    expected = _naive(model, prompts, responses, query_of_row)
+    recompute_activations(model)
+    found, mask = response_log_probs(
+        model, prompts, responses, query_of_row, temperature=TEMPERATURE
+    )
+    _assert_same_values_and_gradients(model, found, mask, expected)
+
+
+@pytest.mark.parametrize("chunk_states", [1, 4])
+def test_chunks_and_length_groups_change_neither_values_nor_gradients(chunk_states, monkeypatch):
+    monkeypatch.setattr(module, "_CHUNK_LOGITS", chunk_states * VOCABULARY)
+    monkeypatch.setattr(module, "_FORWARD_TOKENS", 0)
+    model = tiny_model("llama")
+    prompts, responses, query_of_row = _batch()
+    shuffled = np.array([6, 0, 4, 2, 1, 5, 3])
+    responses, query_of_row = [responses[row] for row in shuffled], query_of_row[shuffled]
+    found, mask = response_log_probs(
+        model, prompts, responses, query_of_row, temperature=TEMPERATURE
+    )
+    expected = _naive(model, prompts, responses, query_of_row)
+    _assert_same_values_and_gradients(model, found, mask, expected)
+
+
+def test_end_of_sequence_has_log_prob_and_gradient_although_it_is_the_padding_token():
+    model = tiny_model("llama")
+    assert model.config.pad_token_id == EOS
+    prompts, responses, query_of_row = _batch()
+    found, mask = response_log_probs(model, prompts, responses, query_of_row, temperature=1.0)
+    ends = [(row, len(response) - 1) for row, response in enumerate(responses)]
+    assert all(responses[row][at] == EOS and mask[row, at] for row, at in ends)
+    model.zero_grad()
+    sum(found[row, at] for row, at in ends).backward()
+    # Raising the sum of log-probabilities of EOS raises its own logit: sum of (1 - p) over the ends.
+    head = model.lm_head.weight.grad
+    assert (
+        head[EOS].norm()
+        > head[[token for token in range(VOCABULARY) if token != EOS]].norm(dim=1).max()
+    )
+
+
+def test_full_row_log_probs_are_those_of_rows_with_prompts_of_their_own():
+    model = tiny_model("qwen3")
+    prompts, responses, query_of_row = _batch()
+    own = [prompts[query] for query in query_of_row]
+    shared, mask = response_log_probs(model, prompts, responses, query_of_row, temperature=1.0)
+    torch.testing.assert_close(full_row_log_probs(model, own, responses), shared[mask])
+
+
+def test_length_groups_hold_every_row_longer_than_one_token_once_and_pad_at_most_double(
+    monkeypatch,
+):
+    monkeypatch.setattr(module, "_FORWARD_TOKENS", 0)
+    lengths = np.random.default_rng(0).integers(1, 200, 500)
+    groups = module._length_buckets(lengths)
+    assert sorted(np.concatenate(groups).tolist()) == np.flatnonzero(lengths > 1).tolist()
+    assert len(groups) <= 8
+    for group in groups:
+        assert lengths[group].max() < 2 * lengths[group].min()
+    assert all(lengths[a].min() >= lengths[b].max() for a, b in pairwise(groups))
+
+
+def test_autocast_returns_float32_near_the_float32_values():
+    model = tiny_model("llama")
+    prompts, responses, query_of_row = _batch()
+    exact, mask = response_log_probs(model, prompts, responses, query_of_row, temperature=1.0)
+    rough, _ = response_log_probs(
+        model, prompts, responses, query_of_row, temperature=1.0, autocast=torch.bfloat16
+    )
+    assert rough.dtype == torch.float32
+    assert 0 < (rough - exact)[mask].abs().max() < 0.2
