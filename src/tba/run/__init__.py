@@ -1,0 +1,1 @@
+"""The run folder and what is in it: configuration, metrics, summary, rollouts and checkpoints."""
