@@ -1,1 +1,1 @@
-"""The run folder: what a run writes, and how it is resumed."""
+"""The run folder and what is in it: configuration, metrics, summary, rollouts and checkpoints."""

@@ -1,0 +1,86 @@
+"""Training from Python in a line; torch is imported only when the configuration is known right."""
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tba.config import Config
+from tba.config.load import load_config
+from tba.config.toml import literal
+from tba.run.progress import Progress
+
+if TYPE_CHECKING:
+    from tba.run.summary import Summary
+
+RUNS = Path("runs")
+"""Where runs go that are given no folder."""
+
+
+def train(
+    config: Config | str | Sequence[str | Config],
+    *,
+    run_dir: str | Path | None = None,
+    clean: bool = False,
+    progress: bool = True,
+    **settings: object,
+) -> "Summary":
+    """Train a policy and return what the run came to.
+
+        tba.train("arithmetic", run_dir="runs/x", **{"trainer.steps": 10})
+
+    Args:
+        config: A recipe, the path of a TOML file, a `Config`, or several, later ones on top.
+        run_dir: The run folder; by default `runs/NAME-DATE-TIME`.
+        clean: Deletes the run that the folder holds already.
+        progress: Shows what the run does on stderr.
+        settings: Single settings by dotted name, on top of all.
+
+    Raises:
+        UserError: Something given is wrong; nothing was touched.
+        TbaError: The run could not go on; its folder can be resumed.
+    """
+    sources = [config] if isinstance(config, str | Config) else list(config)
+    overrides = [f"--{name}={literal(value)}" for name, value in settings.items()]
+    resolved = load_config(sources, overrides)
+    folder = default_run_dir(sources) if run_dir is None else Path(run_dir)
+    return run(resolved, folder, clean=clean, progress=progress)
+
+
+def resume(run_dir: str | Path, *, progress: bool = True) -> "Summary":
+    """Go on with a run that was interrupted, from its newest checkpoint, as it was configured.
+
+    Raises:
+        UserError: The folder holds no run, or is in use.
+        TbaError: The run could not go on.
+    """
+    from tba.run.folder import RunFolder
+
+    config = RunFolder.open(Path(run_dir)).config()
+    return run(config, Path(run_dir), resume=True, progress=progress)
+
+
+def run(
+    config: Config,
+    run_dir: Path,
+    *,
+    resume: bool = False,
+    clean: bool = False,
+    progress: bool = True,
+) -> "Summary":
+    """Run a configuration in a folder."""
+    # Idle threads must sleep, not spin: trainer and searchers share the cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from tba import session
+
+    with Progress(config.trainer.steps) if progress else nullcontext() as shown:
+        return session.train(config, run_dir=run_dir, resume=resume, clean=clean, progress=shown)
+
+
+def default_run_dir(sources: Sequence[str | Config]) -> Path:
+    """Return `runs/NAME-DATE-TIME`, named after the first source."""
+    first = sources[0] if sources else "run"
+    name = Path(first).stem if isinstance(first, str) else "run"
+    return RUNS / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"

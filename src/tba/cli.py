@@ -1,0 +1,189 @@
+"""The command line: `tba train`, `tba eval`, `tba doctor`.
+
+Whatever the user got wrong ends in one sentence on stderr and exit code 2; a run that could not go
+on, in one sentence and exit code 1; Ctrl-C, in 130 after the run has closed. Torch is imported
+inside the commands, once the configuration was validated, so that a wrong key answers at once.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperCommand, TyperGroup
+
+from tba import api
+from tba.config import Config
+from tba.config.describe import Setting, describe, sections
+from tba.config.explain import nearest
+from tba.config.load import dump_toml, load_config, recipes
+from tba.errors import ConfigError, TbaError, UserError
+
+SETTINGS_ALLOWED = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""Lets `--section.key value` pass through to the configuration."""
+HELP_WIDTH = 100
+EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
+
+
+class ErrorBoundary(TyperGroup):
+    """The one place where errors become a sentence and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            raise _end(str(error), EXIT_USER) from None
+        except TbaError as error:
+            raise _end(str(error), EXIT_FAILED) from None
+        except KeyboardInterrupt:
+            raise _end("interrupted", EXIT_INTERRUPTED) from None
+
+
+class ConfigurableCommand(TyperCommand):
+    """A command that takes every setting as an option, and says so in its help."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the usual help, then the settings by section."""
+        super().format_help(ctx, formatter)
+        console = Console(width=None if sys.stdout.isatty() else HELP_WIDTH, highlight=False)
+        console.print("Settings, given as --section.key value or in a TOML file:\n")
+        console.print(_settings_table("", [s for s in describe() if "." not in s.name]))
+        for name, meaning in sections().items():
+            own = [setting for setting in describe() if setting.name.startswith(f"{name}.")]
+            console.print(_settings_table(f"{name}: {meaning}", own))
+
+
+app = typer.Typer(
+    cls=ErrorBoundary,
+    help="Asynchronous, off-policy reinforcement learning of language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _options(
+    show_version: Annotated[
+        bool, typer.Option("--version", is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    if show_version:
+        try:
+            print(version("tba"))
+        except PackageNotFoundError:
+            print("not installed")
+        raise typer.Exit
+
+
+@app.command(cls=ConfigurableCommand, context_settings=SETTINGS_ALLOWED)
+def train(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RECIPE_OR_TOML... [--section.key value ...]",
+            help="Recipes or paths of TOML files, later ones on top; then single settings.",
+        ),
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Run folder. [default: runs/NAME-DATE-TIME]")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with the run in this folder, as it was configured.")
+    ] = None,
+    clean: Annotated[bool, typer.Option("--clean", help="Delete the run in --run-dir.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")
+    ] = False,
+) -> None:
+    """Train a policy."""
+    sources, overrides = _split(arguments or [], ["run-dir", "resume", "clean", "dry-run"])
+    if resume is not None:
+        if sources or overrides or run_dir is not None or clean or dry_run:
+            raise ConfigError(
+                f"--resume {resume} goes on with that run as it was configured: give nothing else"
+            )
+        summary = api.resume(resume)
+    else:
+        if not sources:
+            raise ConfigError(
+                f"nothing to train is named: give a recipe ({', '.join(recipes())}) or a .toml file"
+            )
+        config = load_config(sources, overrides)
+        if dry_run:
+            print(dump_toml(config), end="")
+            return
+        folder = api.default_run_dir(sources) if run_dir is None else run_dir
+        summary = api.run(config, folder, clean=clean)
+    if summary.before is not None and summary.after is not None:
+        from tba.run.summary import results_table
+
+        Console().print(results_table(summary.before, summary.after))
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine has, and what is missing for which extra."""
+    from tba.doctor import examine
+
+    findings = examine()
+    table = Table("", "found", "to get what is missing", box=None, pad_edge=False)
+    for finding in findings:
+        table.add_row(*map(Text, (finding.what, finding.found, finding.remedy)))
+    Console().print(table)
+    if any(finding.is_fatal for finding in findings):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+def _end(sentence: str, code: int) -> typer.Exit:
+    print(f"tba: {' '.join(sentence.split())}", file=sys.stderr)
+    return typer.Exit(code)
+
+
+def _split(arguments: Sequence[str], options: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Part what the command line left over into sources and overrides."""
+    sources: list[str] = []
+    overrides: list[str] = []
+    rest = iter(arguments)
+    for word in rest:
+        if not word.startswith("-"):
+            sources.append(word)
+            continue
+        name = word.lstrip("-").partition("=")[0]
+        if "." not in name and name not in Config.model_fields:
+            option = nearest(name, options)
+            if option is not None:
+                raise ConfigError(f"there is no option {word} (did you mean --{option}?)")
+        overrides.append(word)
+        if "=" not in word:
+            overrides += [value for value in [next(rest, None)] if value is not None]
+    return sources, overrides
+
+
+def _settings_table(title: str, settings: Sequence[Setting]) -> Table:
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=None, show_header=False
+    )
+    table.add_column(min_width=max(len(setting.name) for setting in describe()))
+    table.add_column()
+    condition = ""
+    for setting in sorted(settings, key=lambda setting: setting.when != ""):
+        if setting.when != condition:
+            condition = setting.when
+            table.add_row("", Text(f"with {condition}:", "bold"))
+        is_required = setting.default == "required"
+        default = "required" if is_required else f"default {setting.default}"
+        value = Text(f" ({setting.type}; {default})", "dim")
+        table.add_row(Text(setting.name), Text(setting.help).append_text(value))
+    return table

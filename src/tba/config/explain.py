@@ -1,0 +1,107 @@
+"""Turns what the validator found into sentences that name the setting, its value and what to do."""
+
+from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
+from typing import Any
+
+from pydantic import ValidationError
+
+from tba.config.describe import Setting, describe
+from tba.config.toml import literal
+
+MOST_ERRORS = 2
+"""More than this many at once are not read."""
+MOST_CHARACTERS = 80
+"""Longer values are cut."""
+LEAST_SIMILARITY = 0.6
+"""Less similar names are not worth suggesting."""
+
+
+def explain(error: ValidationError, tree: Mapping[str, object]) -> str:
+    """Return the first one or two errors found in `tree` as one sentence."""
+    sentences = dict.fromkeys(_sentence(found, tree) for found in error.errors())
+    return "; and ".join(list(sentences)[:MOST_ERRORS])
+
+
+def nearest(name: str, known: Sequence[str]) -> str | None:
+    """Return the known name most like `name`, whole or in its last part, or None."""
+
+    def likeness(candidate: str) -> tuple[float, float]:
+        whole = SequenceMatcher(None, name, candidate).ratio()
+        last = SequenceMatcher(None, name.split(".")[-1], candidate.split(".")[-1]).ratio()
+        return max(whole, last), whole
+
+    best = max(known, key=likeness, default=None)
+    return best if best is not None and likeness(best)[0] >= LEAST_SIMILARITY else None
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """Return ` (did you mean ...?)`, or nothing when no known name is near."""
+    best = nearest(name, known)
+    return f" (did you mean {best}?)" if best is not None else ""
+
+
+def _sentence(error: Any, tree: Mapping[str, object]) -> str:
+    name = _dotted(error["loc"])
+    setting = _find(name) or _find(f"{name}.kind")
+    match error["type"]:
+        case "value_error":  # a rule of ours, already a sentence
+            sentence = str(error["ctx"]["error"])
+        case "extra_forbidden":
+            sentence = _unknown(name, error["input"])
+        case "missing" | "union_tag_not_found" if setting and _value(setting.name, tree) is None:
+            meaning = setting.help.rstrip(".")
+            sentence = f"{setting.name} is missing, expected {setting.type}: {meaning}"
+        case _ if setting:
+            sentence = _wrong(setting, _value(setting.name, tree))
+        case _:
+            example = next(s.name for s in describe() if s.name.startswith(f"{name}."))
+            sentence = f"{name} is {_short(error['input'])}, expected a table, as for {example}"
+    return sentence
+
+
+def _unknown(name: str, value: object) -> str:
+    while isinstance(value, Mapping) and value:  # as far down as the user wrote
+        key, value = next(iter(value.items()))
+        name = f"{name}.{key}"
+    elsewhere = [setting.when for setting in describe() if setting.name == name]
+    if elsewhere:
+        return (
+            f"{name} is a setting only with {' or with '.join(elsewhere)}: set that or leave it out"
+        )
+    names = [setting.name for setting in describe()]
+    groups = {setting.name.rpartition(".")[0] for setting in describe()} - {""}
+    return f"there is no setting {name}{did_you_mean(name, [*names, *sorted(groups)])}"
+
+
+def _wrong(setting: Setting, value: object) -> str:
+    hint = did_you_mean(str(value), setting.choices)
+    return f"{setting.name} is {_short(value)}, expected {setting.type}{hint}"
+
+
+def _find(name: str) -> Setting | None:
+    return next((setting for setting in describe() if setting.name == name), None)
+
+
+def _dotted(location: Sequence[str | int]) -> str:
+    """Return the dotted name of a validator's location, without kinds and indices on the way."""
+    parts: list[str] = []
+    for part in location:
+        if isinstance(part, int):
+            break
+        kind = _find(".".join([*parts, "kind"]))
+        if kind is None or part not in kind.choices:
+            parts.append(part)
+    return ".".join(parts)
+
+
+def _value(name: str, tree: Mapping[str, object]) -> object:
+    node: object = tree
+    for part in name.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node
+
+
+def _short(value: object) -> str:
+    text = literal(value)
+    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 3] + "..."

@@ -1,0 +1,143 @@
+"""Builds a `Config` from recipes, TOML files and dotted overrides; writes one back as TOML.
+
+Later sources win, table by table. A table whose `kind` changes starts afresh, since the settings of
+one kind mean nothing to another. Whatever is wrong comes out as a `ConfigError` of one sentence.
+"""
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from tba.config import Config
+from tba.config.describe import describe
+from tba.config.explain import did_you_mean, explain
+from tba.config.toml import dumps
+from tba.errors import ConfigError
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+"""Recipes live inside the package, so that every way of installing it brings them along."""
+
+Tree = dict[str, Any]
+
+
+def load_config(sources: Sequence[str | Config], overrides: Sequence[str] = ()) -> Config:
+    """Return the run that `sources` describe, in order, with `overrides` on top.
+
+    Args:
+        sources: Names of recipes, paths of TOML files, or whole configurations.
+        overrides: `--section.key`, `value` or `--section.key=value`. A value is a TOML literal
+            where it is one, otherwise text; `none` unsets.
+
+    Raises:
+        ConfigError: Something is unknown, missing, mistyped, out of range or contradictory.
+    """
+    tree: Tree = {}
+    for layer in [*map(_read, sources), _parse_overrides(overrides)]:
+        tree = _merge(tree, layer)
+        _fill_kinds(tree)
+    try:
+        # Strict JSON takes text for a path and a list for a tuple, but neither "10" nor true as 10.
+        return Config.model_validate_json(json.dumps(tree, default=str), strict=True)
+    except ValidationError as error:
+        raise ConfigError(explain(error, tree)) from None
+
+
+def dump_toml(config: Config) -> str:
+    """Return a configuration as TOML that `load_config` reads back as the same."""
+    return dumps(config.model_dump(mode="json", exclude_none=True))
+
+
+def recipes() -> list[str]:
+    """Return the names of the recipes that come with the package."""
+    return sorted(path.stem for path in RECIPES.glob("*/*.toml") if path.stem == path.parent.name)
+
+
+def _read(source: str | Config) -> Tree:
+    if isinstance(source, Config):
+        return source.model_dump(mode="json", exclude_none=True)
+    path = Path(source)
+    if path.suffix != ".toml" and path.name == source:
+        path = _recipe(source)
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"the configuration file {path} does not exist") from None
+    except OSError as error:
+        raise ConfigError(
+            f"the configuration file {path} cannot be read: {error.strerror}"
+        ) from None
+    except ValueError as error:
+        raise ConfigError(f"the configuration file {path} is not valid TOML: {error}") from None
+
+
+def _recipe(name: str) -> Path:
+    known = recipes()
+    if name not in known:
+        raise ConfigError(
+            f"there is no recipe {name}{did_you_mean(name, known)}: "
+            f"give one of {', '.join(known)} or the path of a .toml file"
+        )
+    return RECIPES / name / f"{name}.toml"
+
+
+def _merge(base: Tree, layer: Tree) -> Tree:
+    """Return `base` with `layer` on top of it."""
+    if "kind" in layer and layer["kind"] != base.get("kind", layer["kind"]):
+        base = {}
+    merged = dict(base)
+    for key, value in layer.items():
+        below = base.get(key)
+        is_table = isinstance(value, dict) and isinstance(below, dict)
+        merged[key] = _merge(cast(Tree, below), value) if is_table else value
+    return merged
+
+
+def _fill_kinds(tree: Tree) -> None:
+    """Name the default kind in every table that names none, as if it had been written there."""
+    for setting in describe():
+        *parents, key = setting.name.split(".")
+        if key != "kind" or setting.default == "required":
+            continue
+        node: Any = tree
+        for part in parents:
+            node = node.get(part) if isinstance(node, dict) else None
+        if isinstance(node, dict):
+            node.setdefault("kind", tomllib.loads(f"v = {setting.default}")["v"])
+
+
+def _parse_overrides(tokens: Sequence[str]) -> Tree:
+    tree: Tree = {}
+    rest = iter(tokens)
+    for token in rest:
+        if not token.startswith("--"):
+            raise ConfigError(f"{token} is not an override: write --section.key value")
+        option, has_value, text = token.partition("=")
+        value = text if has_value else next(rest, None)
+        if value is None or (not has_value and value.startswith("--")):
+            raise ConfigError(f"{option} has no value: write {option} value or {option}=value")
+        name = option.removeprefix("--").replace("-", "_")
+        *parents, key = name.split(".")
+        node = tree
+        for part in parents:
+            below = node.get(part)
+            node[part] = node = below if isinstance(below, dict) else {}
+        node[key] = _parse_value(name, value)
+    return tree
+
+
+def _parse_value(name: str, text: str) -> object:
+    settings = [setting for setting in describe() if setting.name == name]
+    if text == "none" and (not settings or any(setting.is_optional for setting in settings)):
+        return None
+    try:
+        parsed: Mapping[str, object] = tomllib.loads(f"v = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    value = parsed["v"]
+    is_literal = len(parsed) == 1 and isinstance(value, bool | int | float | str | list | dict)
+    is_text = any(setting.is_text for setting in settings)
+    return value if is_literal and (isinstance(value, str) or not is_text) else text

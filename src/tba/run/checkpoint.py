@@ -1,0 +1,262 @@
+"""Checkpoints: all that a trainer needs to go on exactly where it was.
+
+    step-00000100/
+        policy/                 the policy and its tokenizer, an ordinary Hugging Face folder
+        optimizer.safetensors   AdamW's tensors, as `parameter/slot`
+        optimizer.json          its parameter groups, with parameters by name
+        reference/              the reference as a Hugging Face folder, once it has been reset
+        buffer.safetensors      the buffer's arrays
+        state.json              versions, cursors, random states and totals: `TrainerState`
+        MANIFEST.json           size and SHA-256 of each file, written last
+
+A checkpoint is written beside its place and renamed into it when every byte is on the disk, so one
+that can be seen is complete, and older ones go only afterwards. Nothing in it is pickled.
+"""
+
+import dataclasses
+import json
+import logging
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+import safetensors.torch
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+from torch import Tensor
+from torch.optim import Optimizer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from tba.errors import RunFolderError
+from tba.records import EvalReport
+from tba.run.durable import storage_error, storage_errors, sync_directory
+from tba.run.manifest import flaw, seal
+from tba.run.summary import Totals
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """Where a trainer stands, apart from its tensors."""
+
+    step: int
+    """Optimiser steps done: the policy version."""
+    reference_version: int
+    """Optimiser steps behind the reference; 0 is the initial model."""
+    rollout_position: int
+    """Trajectories of the rollout log that the saved buffer has seen."""
+    next_tickets: tuple[int, ...]
+    """The next ticket of each searcher's lane."""
+    bad_steps_in_row: int
+    """Skipped steps since the last good one."""
+    random_state: Mapping[str, Any]
+    """`Generator.bit_generator.state` of each numpy generator, by name."""
+    before: EvalReport | None
+    """Accuracy of the initial policy, so that it need not be measured again."""
+    totals: Totals
+    """What the summary adds up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint on disk; its tensors are read when asked for."""
+
+    path: Path
+    """Its folder."""
+    state: TrainerState
+    """Where the trainer stood."""
+
+    @property
+    def policy(self) -> Path:
+        """The policy's Hugging Face folder."""
+        return self.path / "policy"
+
+    def restore_optimizer(self, model: PreTrainedModel, optimizer: Optimizer) -> None:
+        """Give the optimiser of `model` the saved state, matched by parameter name.
+
+        Raises:
+            RunFolderError: it was saved for other parameters.
+        """
+        names = _names(model, optimizer)
+        groups = json.loads((self.path / "optimizer.json").read_text())
+        if [group["params"] for group in groups] != names:
+            raise RunFolderError(
+                f"checkpoint {self.path} holds an optimiser of other parameters: resume it with "
+                "the model it was saved with"
+            )
+        index = {name: i for i, name in enumerate(name for group in names for name in group)}
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, tensor in safetensors.torch.load_file(self.path / "optimizer.safetensors").items():
+            name, _, slot = key.rpartition("/")
+            state.setdefault(index[name], {})[slot] = tensor
+        optimizer.load_state_dict(
+            {
+                "state": state,
+                "param_groups": [
+                    # JSON has no tuples, and AdamW's betas are one.
+                    {key: tuple(v) if isinstance(v, list) else v for key, v in group.items()}
+                    | {"params": [index[name] for name in group["params"]]}
+                    for group in groups
+                ],
+            }
+        )
+
+    def reference(self) -> dict[str, Tensor] | None:
+        """Return the reference's weights by name, or None while it is the initial model."""
+        file = self.path / "reference" / "model.safetensors"
+        return safetensors.torch.load_file(file) if file.exists() else None
+
+    def buffer(self) -> dict[str, NDArray[Any]]:
+        """Return the buffer's arrays by name."""
+        arrays: dict[str, NDArray[Any]] = safetensors.numpy.load_file(
+            self.path / "buffer.safetensors"
+        )
+        return arrays
+
+
+def save_checkpoint(
+    checkpoints: Path,
+    state: TrainerState,
+    *,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    optimizer: Optimizer,
+    buffer: Mapping[str, NDArray[Any]],
+    reference: Mapping[str, Tensor] | None = None,
+    keep: int = 2,
+) -> Path:
+    """Write a checkpoint, then remove all but the newest `keep`.
+
+    Raises:
+        StorageError: the disk refused it; nothing of it is left, and the older ones are intact.
+    """
+    final = checkpoints / f"step-{state.step:08d}"
+    temporary = checkpoints / f"tmp-{final.name}"
+    with storage_errors(f"checkpoint {final}"):
+        for leftover in checkpoints.glob("tmp-*"):
+            shutil.rmtree(leftover)
+        try:
+            temporary.mkdir(parents=True)
+            _write_policy(temporary / "policy", model, tokenizer)
+            _write_optimizer(temporary, model, optimizer)
+            if reference is not None:
+                _write_reference(temporary, reference)
+            safetensors.numpy.save_file(
+                {name: np.asarray(array, order="C") for name, array in buffer.items()},
+                temporary / "buffer.safetensors",
+            )
+            (temporary / "state.json").write_text(json.dumps(dataclasses.asdict(state), indent=1))
+            seal(temporary)
+            _put_in_place(temporary, final)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        _remove_all_but(checkpoints, newest=keep, until=state.step)
+    return final
+
+
+def load_newest(checkpoints: Path) -> Checkpoint | None:
+    """Return the newest checkpoint that is whole, or None if none was ever made.
+
+    A damaged one is passed over with a warning that names the file.
+
+    Raises:
+        RunFolderError: there are checkpoints, but none is whole.
+    """
+    found = _newest_first(checkpoints)
+    for path in found:
+        damage = flaw(path)
+        if damage is None:
+            state = TypeAdapter(TrainerState).validate_json((path / "state.json").read_bytes())
+            return Checkpoint(path, state)
+        logger.warning("checkpoint %s is damaged: %s; trying the one before it", path, damage)
+    if found:
+        raise RunFolderError(
+            f"none of the {len(found)} checkpoints in {checkpoints} is whole: restore one from a "
+            "copy, or begin anew with --clean"
+        )
+    return None
+
+
+def _write_policy(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    model.save_pretrained(folder)
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:
+        # tokenizers, written in Rust, reports a full disk by a bare Exception.
+        if type(error) is not Exception:
+            raise
+        raise storage_error(f"tokenizer in {folder}", error) from error
+
+
+def _write_optimizer(folder: Path, model: PreTrainedModel, optimizer: Optimizer) -> None:
+    name_of = {id(parameter): name for name, parameter in model.named_parameters()}
+    tensors = {
+        f"{name_of[id(parameter)]}/{slot}": tensor.contiguous()
+        for parameter, slots in optimizer.state.items()
+        for slot, tensor in slots.items()
+    }
+    safetensors.torch.save_file(tensors, folder / "optimizer.safetensors")
+    groups = [
+        {**group, "params": names}
+        for group, names in zip(optimizer.param_groups, _names(model, optimizer), strict=True)
+    ]
+    (folder / "optimizer.json").write_text(json.dumps(groups, indent=1))
+
+
+def _write_reference(folder: Path, reference: Mapping[str, Tensor]) -> None:
+    target = folder / "reference"
+    target.mkdir()
+    shutil.copy(folder / "policy" / "config.json", target)
+    tensors = {name: tensor.contiguous() for name, tensor in reference.items()}
+    # transformers loads no file that does not say which framework wrote it
+    safetensors.torch.save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+
+
+def _names(model: PreTrainedModel, optimizer: Optimizer) -> list[list[str]]:
+    """Return the parameter names of each group of the optimiser, in its order."""
+    name_of = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [[name_of[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+
+
+def _put_in_place(temporary: Path, final: Path) -> None:
+    """Rename a checkpoint into its place; one of the same step is put aside, still readable."""
+    if final.exists():
+        aside = final.with_suffix(".replaced")
+        shutil.rmtree(aside, ignore_errors=True)
+        final.rename(aside)
+    temporary.rename(final)
+    sync_directory(final.parent)
+
+
+def _newest_first(checkpoints: Path) -> list[Path]:
+    """List checkpoints; of one step, the one in its place comes before the one put aside."""
+    name = "step-" + "[0-9]" * 8
+    found = [*checkpoints.glob(name), *checkpoints.glob(name + ".replaced")]
+    return sorted(found, key=lambda path: (_step(path), not path.suffix), reverse=True)
+
+
+def _step(path: Path) -> int:
+    return int(path.stem.removeprefix("step-"))
+
+
+def _remove_all_but(checkpoints: Path, *, newest: int, until: int) -> None:
+    """Keep the newest ones up to step `until`; later ones belong to a future that was given up."""
+    for path in _superseded(checkpoints, newest, until):
+        # under another name first: a checkpoint half removed is not to be seen
+        doomed = path.rename(path.with_name(f"tmp-{path.name}"))
+        shutil.rmtree(doomed)
+
+
+def _superseded(checkpoints: Path, newest: int, until: int) -> Iterator[Path]:
+    kept: set[int] = set()
+    for path in _newest_first(checkpoints):
+        step = _step(path)
+        if step > until or step in kept or len(kept) == newest:
+            yield path
+        else:
+            kept.add(step)

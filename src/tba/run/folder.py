@@ -1,0 +1,200 @@
+"""The run folder: everything a run knows, and a lock that says whether the run is alive.
+
+    config.json        the resolved configuration; resuming uses it and nothing else
+    metrics.jsonl      one line of scalars a step
+    summary.json       before and after, totals, how the run ended
+    rollouts.arrows    every trajectory that reached the buffer
+    checkpoints/       the newest checkpoints
+    model/             the initial policy, which is the reference, when it was built or warm-started
+    logs/              one file a process
+    tba.lock           marks a run folder; the live run holds a lock on it
+
+The lock is the kernel's (`flock`): it ends with the process that holds it, so a killed run leaves
+none behind.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from pydantic import ValidationError
+
+from tba.config import Config
+from tba.errors import RunFolderError
+from tba.run.durable import replace_file, storage_errors
+
+# What a run makes, as patterns: all that `clean` deletes. The configuration goes first, so that a
+# folder half cleaned cannot be resumed.
+_MADE = (
+    "config.json",
+    "metrics.jsonl",
+    "summary.json",
+    "rollouts.arrows*",
+    "checkpoints/step-*",
+    "checkpoints/tmp-*",
+    "model",
+    "logs/*.log",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The places inside a run folder. It holds nothing open, so that any process may have one."""
+
+    path: Path
+    """The folder itself."""
+
+    @classmethod
+    @contextmanager
+    def create(cls, path: Path, config: Config, *, clean: bool = False) -> Iterator[Self]:
+        """Begin a run in a new, empty or cleaned folder, and hold it while the block runs.
+
+        Raises:
+            RunFolderError: the folder is in use, already used (unless `clean`), or no run's.
+            StorageError: it cannot be written.
+        """
+        folder = cls(path)
+        folder._refuse_foreign()
+        with storage_errors(f"run folder {path}"):
+            path.mkdir(parents=True, exist_ok=True)
+        with folder._locked():
+            if folder._made() and not clean:
+                raise RunFolderError(
+                    f"run folder {path} already holds a run: go on with it by --resume {path}, "
+                    "delete it by --clean, or choose another --run-dir"
+                )
+            with storage_errors(f"run folder {path}"):
+                folder._clean()
+                folder.checkpoints.mkdir(exist_ok=True)
+                (path / "logs").mkdir(exist_ok=True)
+                replace_file(folder.config_file, [config.model_dump_json(indent=2).encode()])
+            yield folder
+
+    @classmethod
+    @contextmanager
+    def resume(cls, path: Path) -> Iterator[Self]:
+        """Go on with the run in a folder, and hold it while the block runs.
+
+        Raises:
+            RunFolderError: the folder is in use, or holds no run.
+        """
+        folder = cls.open(path)
+        with folder._locked():
+            yield folder
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Return the folder of a run, alive or not, for reading.
+
+        Raises:
+            RunFolderError: the folder holds no run.
+        """
+        folder = cls(path)
+        if not path.is_dir():
+            raise RunFolderError(f"run folder {path} does not exist: check the path")
+        if not folder.lock_file.is_file() or not folder.config_file.is_file():
+            raise RunFolderError(
+                f"{path} is not a run folder (tba.lock or config.json is missing): name the folder "
+                "that `tba train` made"
+            )
+        return folder
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.json"
+
+    @property
+    def lock_file(self) -> Path:
+        """Marks a run folder; its content is the process id of the run that last held it."""
+        return self.path / "tba.lock"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """What the run came to."""
+        return self.path / "summary.json"
+
+    @property
+    def rollouts(self) -> Path:
+        """The append-only log of trajectories."""
+        return self.path / "rollouts.arrows"
+
+    @property
+    def checkpoints(self) -> Path:
+        """One folder a checkpoint."""
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The initial policy as a Hugging Face folder, if this run made it."""
+        return self.path / "model"
+
+    def log(self, role: str) -> Path:
+        """Return the log file of one process, such as `trainer` or `searcher-0`."""
+        return self.path / "logs" / f"{role}.log"
+
+    def config(self) -> Config:
+        """Read the stored configuration back.
+
+        Raises:
+            RunFolderError: it is not one of this version's.
+        """
+        try:
+            return Config.model_validate_json(self.config_file.read_bytes())
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise RunFolderError(
+                f"{self.config_file} cannot be used: {where}: {first['msg']}; restore the "
+                "file, or begin anew in another folder"
+            ) from error
+
+    def _refuse_foreign(self) -> None:
+        """Refuse a file, and a folder with something in it that no run put there."""
+        if self.path.exists() and not self.path.is_dir():
+            raise RunFolderError(f"run folder {self.path} is a file: choose another --run-dir")
+        if self.path.is_dir() and any(self.path.iterdir()) and not self.lock_file.is_file():
+            raise RunFolderError(
+                f"{self.path} is not empty and not a run folder, so nothing in it is touched: "
+                "choose another --run-dir"
+            )
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with storage_errors(f"lock file {self.lock_file}"):
+            descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
+                raise RunFolderError(
+                    f"run folder {self.path} is in use by a live run (process {holder}): wait for "
+                    "it, stop it, or choose another --run-dir"
+                ) from error
+            with storage_errors(f"lock file {self.lock_file}"):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _made(self) -> list[Path]:
+        return [path for pattern in _MADE for path in sorted(self.path.glob(pattern))]
+
+    def _clean(self) -> None:
+        for path in self._made():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()

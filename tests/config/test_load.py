@@ -1,0 +1,167 @@
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tba.config import Config, InlineRuntimeConfig, LocalRuntimeConfig
+from tba.config.load import RECIPES, dump_toml, load_config, recipes
+from tba.config.training import ConstantBeta, CosineRate, LinearBeta
+from tba.errors import ConfigError
+
+GSM8K = ["--task.train_file=a.jsonl", "--task.test_file=b.jsonl", "--model.model_name_or_path=m"]
+
+
+def arithmetic(*overrides: str) -> Config:
+    return load_config(["arithmetic"], overrides)
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_every_recipe_loads(name):
+    needed = [] if name == "arithmetic" else GSM8K
+    raw = tomllib.loads((RECIPES / name / f"{name}.toml").read_text())
+    assert load_config([name], needed).task.kind == raw["task"]["kind"]
+
+
+def test_later_sources_win_and_leave_the_rest(tmp_path):
+    first = write(tmp_path / "a.toml", "[trainer]\nsteps = 7\nlearning_rate = 0.5\n")
+    second = write(tmp_path / "b.toml", "[trainer]\nsteps = 8\n")
+    config = load_config(["arithmetic", first, second])
+    assert (config.trainer.steps, config.trainer.learning_rate) == (8, 0.5)
+    assert config.trainer.queries_per_batch == arithmetic().trainer.queries_per_batch
+
+
+def test_overrides_win_over_every_source(tmp_path):
+    file = write(tmp_path / "a.toml", "seed = 3\n[trainer]\nsteps = 7\n")
+    config = load_config(["arithmetic", file], ["--trainer.steps", "9"])
+    assert (config.seed, config.trainer.steps) == (3, 9)
+
+
+def test_a_whole_configuration_is_a_source():
+    assert load_config([arithmetic("--seed=5")], ["--trainer.steps=3"]) == arithmetic(
+        "--seed=5", "--trainer.steps=3"
+    )
+
+
+def test_a_table_of_another_kind_starts_afresh():
+    config = arithmetic("--objective.beta", '{kind = "linear", start = 0.1, end = 0.01}')
+    assert config.objective.beta == LinearBeta(start=0.1, end=0.01)
+    assert (
+        load_config([config], ["--objective.beta.kind=constant"]).objective.beta == ConstantBeta()
+    )
+
+
+def test_the_order_of_kind_and_its_settings_does_not_matter():
+    config = arithmetic(
+        "--objective.beta.start=0.1", "--objective.beta.kind=linear", "--objective.beta.end=0.01"
+    )
+    assert config.objective.beta == LinearBeta(start=0.1, end=0.01)
+
+
+def test_a_table_of_the_same_kind_is_merged(tmp_path):
+    cosine = '[trainer.learning_rate_schedule]\nkind = "cosine"\n'
+    first = write(tmp_path / "a.toml", cosine + "warmup_steps = 5\n")
+    second = write(tmp_path / "b.toml", cosine + "final_share = 0.1\n")
+    schedule = load_config(["arithmetic", first, second]).trainer.learning_rate_schedule
+    assert schedule == CosineRate(warmup_steps=5, final_share=0.1)
+
+
+def test_settings_of_the_default_kind_stand_alone():
+    assert arithmetic("--runtime.max_restarts=2").runtime == LocalRuntimeConfig(max_restarts=2)
+
+
+def test_a_default_kind_with_settings_gives_way_to_another_kind(tmp_path):
+    file = write(tmp_path / "a.toml", "[runtime]\nmax_restarts = 2\n")
+    runtime = load_config(["arithmetic", file], ["--runtime.kind=inline"]).runtime
+    assert runtime == InlineRuntimeConfig()
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("--trainer.learning_rate=1e-4", 1e-4),
+        ("--trainer.learning_rate=1", 1.0),
+        ("--trainer.max-grad-norm=0.5", 0.5),
+        ('--task.operators=["+", "-"]', ("+", "-")),
+        ("--task.left=[0, 5]", (0, 5)),
+        ("--sync.mode=barrier", "barrier"),
+        ("--model.trust_remote_code=true", True),
+        ("--task.answer_prefix=1+1", "1+1"),
+        ("--task.answer_prefix=12", "12"),
+        ("--task.answer_prefix=none", "none"),
+        ('--task.answer_prefix="a = b"', "a = b"),
+        ("--task.system_prompt=none", None),
+        ("--model.build=none", None),
+    ],
+)
+def test_values_are_toml_literals_or_text(override, value):
+    extra = ["--task.train_queries=10", "--task.test_queries=5"]
+    if "model.build" in override:
+        extra.append("--model.model_name_or_path=m")
+    found: object = arithmetic(override, *extra)
+    for part in override.removeprefix("--").partition("=")[0].replace("-", "_").split("."):
+        found = getattr(found, part)
+    assert found == value
+
+
+def test_value_may_follow_as_a_word_of_its_own_and_be_negative():
+    assert arithmetic("--task.pass_threshold", "-1", "--seed", "4").task.pass_threshold == -1.0
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("--objective.beta", '{kind = "linear", start = 1, end = 0.5}'),
+        ("--runtime.kind=inline", "--buffer.max_staleness=9"),
+        ('--task.answer_prefix="tab\\t quote\\" backslash\\\\ \\u007f é"',),
+    ],
+)
+def test_dumped_configuration_loads_as_the_same(tmp_path, overrides):
+    config = arithmetic(*overrides)
+    assert load_config([write(tmp_path / "config.toml", dump_toml(config))]) == config
+
+
+def test_relative_paths_stay_relative_to_the_working_directory(tmp_path):
+    file = write(tmp_path / "a.toml", '[task]\ntrain_file = "x/train.jsonl"\n')
+    config = load_config(["gsm8k", file], GSM8K[1:])
+    assert config.task.model_dump()["train_file"] == Path("x/train.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"[trainer]\nsteps = \n", ["not valid TOML", "line 2"]),
+        (b"\xff\xfe", ["not valid TOML", "utf-8"]),
+        (b"task = 3\n", ["task.kind is", "expected one of arithmetic, gsm8k, custom"]),
+        (b"[trainer]\nsteps = '10'\n", ['trainer.steps is "10"', "expected integer > 0"]),
+        (b"", ["task.kind is missing"]),
+    ],
+)
+def test_a_bad_file_is_refused_in_one_sentence(tmp_path, content, words):
+    file = tmp_path / "bad.toml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load_config([str(file)])
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("arithmetik", ["no recipe arithmetik", "did you mean arithmetic?", "gsm8k"]),
+        ("zzz", ["no recipe zzz", "arithmetic, gsm8k"]),
+        ("nowhere/a.toml", ["nowhere/a.toml does not exist"]),
+        ("b.toml", ["b.toml does not exist"]),
+        ("./", ["cannot be read"]),
+    ],
+)
+def test_an_unknown_source_is_named(source, words):
+    with pytest.raises(ConfigError) as caught:
+        load_config([source])
+    assert all(word in str(caught.value) for word in words), str(caught.value)

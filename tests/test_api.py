@@ -1,0 +1,68 @@
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import tba
+from tba import api
+from tba.config.training import LinearBeta
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Put a recorder in the place of the run itself."""
+    found: list[SimpleNamespace] = []
+
+    def train(config, **options):
+        found.append(SimpleNamespace(config=config, **options))
+        return "summary"
+
+    monkeypatch.setitem(sys.modules, "tba.session", SimpleNamespace(train=train))
+    monkeypatch.delattr(tba, "session", raising=False)
+    return found
+
+
+def test_a_recipe_with_settings_is_trained_in_the_folder(calls):
+    beta = {"kind": "linear", "start": 0.1, "end": 0.05}
+    settings = {"trainer.steps": 10, "objective.beta": beta, "task.answer_prefix": "12"}
+    assert tba.train("arithmetic", run_dir="runs/x", progress=False, **settings) == "summary"
+    (call,) = calls
+    assert call.config.trainer.steps == 10
+    assert call.config.objective.beta == LinearBeta(start=0.1, end=0.05)
+    assert call.config.task.answer_prefix == "12"
+    assert (call.run_dir, call.resume, call.clean, call.progress) == (
+        Path("runs/x"),
+        False,
+        False,
+        None,
+    )
+
+
+def test_a_configuration_is_trained_as_it_is(calls):
+    config = tba.load_config(["arithmetic"], ["--runtime.kind=inline"])
+    tba.train(config, clean=True)
+    (call,) = calls
+    assert call.config == config
+    assert call.clean
+    assert call.progress is not None
+
+
+def test_none_unsets_a_setting(calls):
+    tba.train("arithmetic", **{"model.build": None, "model.model_name_or_path": "m"})
+    assert calls[0].config.model.build is None
+
+
+def test_nothing_runs_when_the_configuration_is_wrong(calls):
+    with pytest.raises(tba.UserError, match=r"trainer\.steps is \"10\""):
+        tba.train("arithmetic", **{"trainer.steps": "10"})
+    assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("sources", "name"),
+    [(["arithmetic"], "arithmetic"), (["a/b.toml", "arithmetic"], "b"), ([], "run")],
+)
+def test_default_folder_is_named_after_the_first_source_and_the_time(sources, name):
+    assert re.fullmatch(rf"runs/{name}-\d{{8}}-\d{{6}}", str(api.default_run_dir(sources)))

@@ -1,0 +1,152 @@
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+import tba
+from tba.cli import app
+from tba.config.load import load_config
+from tba.errors import DivergedError, ModelError
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Put a recorder in the place of the run itself; its `error` is raised if one is set."""
+    found = SimpleNamespace(made=[], error=None)
+
+    def train(config, **options):
+        found.made.append(SimpleNamespace(config=config, **options))
+        if found.error is not None:
+            raise found.error
+        return SimpleNamespace(before=None, after=None)
+
+    monkeypatch.setitem(sys.modules, "tba.session", SimpleNamespace(train=train))
+    monkeypatch.delattr(tba, "session", raising=False)
+    return found
+
+
+def refusal(*arguments: str) -> str:
+    """Return the sentence with which a command line is refused."""
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("tba: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr.removeprefix("tba: ").strip()
+
+
+def test_train_passes_recipe_overrides_and_options_on_in_any_order(calls):
+    result = runner.invoke(
+        app,
+        [
+            "train",
+            "--trainer.steps",
+            "9",
+            "arithmetic",
+            "--run-dir",
+            "r",
+            "--task.pass_threshold",
+            "-1",
+            "--clean",
+            "--sync.mode=barrier",
+        ],
+    )
+    assert result.exit_code == 0, result.output
+    (call,) = calls.made
+    assert (call.config.trainer.steps, call.config.sync.mode) == (9, "barrier")
+    assert call.config.task.pass_threshold == -1.0
+    assert (call.run_dir, call.clean, call.resume) == (Path("r"), True, False)
+
+
+def test_dry_run_prints_a_configuration_that_loads_and_runs_nothing(calls, tmp_path):
+    result = runner.invoke(app, ["train", "arithmetic", "--dry-run", "--seed", "7"])
+    assert result.exit_code == 0
+    file = tmp_path / "config.toml"
+    file.write_text(result.stdout)
+    assert load_config([str(file)]) == load_config(["arithmetic"], ["--seed=7"])
+    assert calls.made == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            "train arithmetic --trainer.stepz 3",
+            "there is no setting trainer.stepz (did you mean trainer.steps?)",
+        ),
+        ("train arithmetic --trainer.steps", "--trainer.steps has no value"),
+        ("train arithmetic --rundir x", "there is no option --rundir (did you mean --run-dir?)"),
+        ("train arithmetic --dryrun", "there is no option --dryrun (did you mean --dry-run?)"),
+        ("train arithmetik", "there is no recipe arithmetik (did you mean arithmetic?)"),
+        ("train", "nothing to train is named: give a recipe (arithmetic"),
+        ("train arithmetic --resume x", "--resume x goes on with that run as it was configured"),
+        ("train --resume x --seed 3", "--resume x goes on with that run as it was configured"),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence_and_exit_code_2(calls, arguments, sentence):
+    assert refusal(*arguments.split()).startswith(sentence)
+    assert calls.made == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (ModelError("the folder x is missing"), 2, "tba: the folder x is missing\n"),
+        (DivergedError("5 steps in a row\nhad no gradient"), 1, "tba: 5 steps in a row had no gra"),
+        (KeyboardInterrupt(), 130, "tba: interrupted\n"),
+    ],
+)
+def test_errors_of_a_run_end_in_a_sentence_and_their_exit_code(calls, error, code, told):
+    calls.error = error
+    result = runner.invoke(app, ["train", "arithmetic"])
+    assert result.exit_code == code
+    assert told in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_bug_of_ours_keeps_its_traceback(calls):
+    calls.error = ZeroDivisionError("a bug")
+    assert isinstance(runner.invoke(app, ["train", "arithmetic"]).exception, ZeroDivisionError)
+
+
+def test_help_shows_every_setting_with_meaning_default_and_unit():
+    result = runner.invoke(app, ["train", "--help"])
+    assert result.exit_code == 0
+    assert max(map(len, result.stdout.splitlines())) <= 100
+    words = " ".join(result.stdout.split())
+    assert "trainer.steps N: optimiser steps. (integer > 0; default 1000)" in words
+    assert "Longest wait for anybody, in seconds;" in words
+    assert "with task.kind = gsm8k: task.train_file" in words
+    assert "--run-dir" in words
+
+
+def test_doctor_ends_well_on_a_whole_installation():
+    result = runner.invoke(app, ["doctor"])
+    assert result.exit_code == 0
+    assert "extra dev" in result.stdout
+    assert "avail" not in result.stderr
+
+
+def test_doctor_ends_in_1_when_the_core_lacks_something(monkeypatch):
+    monkeypatch.setattr("tba.doctor.CORE", ("no-such-distribution",))
+    result = runner.invoke(app, ["doctor"])
+    assert result.exit_code == 1
+    assert "no-such-distribution" in result.stdout
+
+
+def test_a_wrong_key_is_answered_without_importing_torch():
+    code = (
+        "import sys\n"
+        "sys.modules['torch'] = sys.modules['transformers'] = None\n"
+        "sys.argv = ['tba', 'train', 'arithmetic', '--trainer.stepz', '3']\n"
+        "from tba.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == "tba: there is no setting trainer.stepz (did you mean trainer.steps?)\n"
