@@ -3,9 +3,10 @@
 import os
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from tba.config import Config
 from tba.config.load import load_config
@@ -75,8 +76,9 @@ def run(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from tba import session
 
-    with Progress(config.trainer.steps) if progress else nullcontext() as shown:
-        return session.train(config, run_dir=run_dir, resume=resume, clean=clean, progress=shown)
+    console = Console(stderr=True, quiet=not progress)
+    with Progress(config.trainer.steps, console=console) as shown:
+        return session.run(config, run_dir, resume=resume, clean=clean, progress=shown)
 
 
 def default_run_dir(sources: Sequence[str | Config]) -> Path:
