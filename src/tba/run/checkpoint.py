@@ -6,7 +6,7 @@
         optimizer.json          its parameter groups, with parameters by name
         reference/              the reference as a Hugging Face folder, once it has been reset
         buffer.safetensors      the buffer's arrays
-        state.json              versions, cursors, random states and totals: `TrainerState`
+        state.json              versions, position in the rollout log, totals: `TrainerState`
         MANIFEST.json           size and SHA-256 of each file, written last
 
 A checkpoint is written beside its place and renamed into it when every byte is on the disk, so one
