@@ -2,8 +2,8 @@
 
 Tokens with their log-probabilities lie end to end in one arena; a *slot* is a trajectory's row in
 the slot table; a query's slots lie in its row of the index, newest last. Adding costs O(tokens),
-reading O(what is read), and a trajectory of 8 tokens takes about 180 bytes. How a batch is chosen is
-`sampling.py`'s matter.
+reading O(what is read), and a trajectory of 8 tokens takes about 180 bytes. How a batch is chosen
+is `sampling.py`'s matter.
 
 The buffer is a function of the batches added, in order: adding those of the rollout log again
 rebuilds it exactly; `state` holds the rest (uses, refreshed reference log-probabilities).
