@@ -129,7 +129,9 @@ def test_arena_space_of_dead_samples_is_used_again():
     sizes = []
     for round_ in range(60):
         batch = [
-            trajectory(q, np.full(100, 1000 * q + 4 * round_ + i)) for q in range(4) for i in range(4)
+            trajectory(q, np.full(100, 1000 * q + 4 * round_ + i))
+            for q in range(4)
+            for i in range(4)
         ]
         buffer.add(encode(batch))
         sizes.append(buffer.nbytes)
@@ -168,9 +170,7 @@ def test_state_survives_a_rebuild_and_leaves_out_what_is_gone():
         old, new = buffer.samples(number)[lost:], rebuilt.samples(number)[: 4 - lost]
         for name in ("uses", "reference_version"):
             assert buffer.field(name, old).tolist() == rebuilt.field(name, new).tolist()
-        for a, b in zip(
-            buffer.tokens("log_ref", old), rebuilt.tokens("log_ref", new), strict=True
-        ):
+        for a, b in zip(buffer.tokens("log_ref", old), rebuilt.tokens("log_ref", new), strict=True):
             np.testing.assert_array_equal(a, b)
     assert rebuilt.field("uses", rebuilt.samples(1)[-2:]).tolist() == [0, 0]
     ReplayBuffer(4).load_state(state)  # nothing of it is there
@@ -248,9 +248,7 @@ class BufferMachine(RuleBasedStateMachine):
         for samples in self.model.values():
             del samples[: -self.capacity]
         usable = sum(row[-1] for row in rows)
-        assert self.buffer.add(batch) == AddResult(
-            usable - replaced, replaced, len(rows) - usable
-        )
+        assert self.buffer.add(batch) == AddResult(usable - replaced, replaced, len(rows) - usable)
 
     @rule(seed=st.integers(0, 99), reuse=st.sampled_from([None, 1, 3]))
     def draw(self, seed, reuse):
