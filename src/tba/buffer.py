@@ -2,8 +2,8 @@
 
 Tokens with their log-probabilities lie end to end in one arena; a *slot* is a trajectory's row in
 the slot table; a query's slots lie in its row of the index, newest last. Adding costs O(tokens),
-reading O(what is read), and a trajectory of 8 tokens takes about 180 bytes. How a batch is chosen is
-`sampling.py`'s matter.
+reading O(what is read), and a trajectory of 8 tokens takes about 200 bytes. How a batch is chosen
+is `sampling.py`'s matter.
 
 The buffer is a function of the batches added, in order: adding those of the rollout log again
 rebuilds it exactly; `state` holds the rest (uses, refreshed reference log-probabilities).
@@ -250,8 +250,8 @@ class ReplayBuffer:
         live = np.flatnonzero(rows["query"] >= 0)
         live = live[np.argsort(rows["arrival"][live])]
         place = np.searchsorted(rows["arrival"][live], arrival)
-        slots = np.append(live, -1)[place]
-        return np.where(rows["arrival"][slots] == arrival, slots, -1) if len(live) else slots
+        found = np.isin(arrival, rows["arrival"][live])
+        return np.where(found, np.append(live, -1)[place], -1)
 
     def _numbers(self, scored: pa.RecordBatch) -> Int32:
         """Return the number of each row's query; number new ones and store their prompts."""

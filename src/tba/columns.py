@@ -43,7 +43,8 @@ def sequence_keys(query_id: Int64, tokens: Int32, offsets: Int64) -> NDArray[np.
     sums = np.concatenate(
         [np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)]
     )  # modulo 2^64
-    return _mix(sums[offsets[1:]] - sums[offsets[:-1]] + _mix(query_id.astype(np.uint64)))
+    salt = _mix(~query_id.astype(np.uint64))  # its top bit is set, that of no token's number is
+    return _mix(sums[offsets[1:]] - sums[offsets[:-1]] + salt)
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

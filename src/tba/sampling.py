@@ -5,8 +5,8 @@ samples, uniformly; otherwise any query ever seen and K of its samples, by softm
 uniformly. Without replacement; with replacement only where fewer than K unique samples exist. The
 queries of a batch differ as long as there are enough of them.
 
-Samples beyond `max_staleness` or `max_reuse` are passed over as if they were not there. When none of
-the recent queries has a recent sample left, the m branch draws as the other one does.
+Samples beyond `max_staleness` or `max_reuse` are passed over as if they were not there. When none
+of the recent queries has a recent sample left, the m branch draws as the other one does.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -67,8 +67,8 @@ def choose_newest(
 ) -> Int64:
     """Choose positions: `count` of those with a recent version, uniformly; too few are filled up.
 
-    First with the next newest older ones (`version` is in order of arrival, newest last), then, when
-    there are not `count` in all, with repeats: every one once, the rest uniformly with replacement.
+    First with the next newest older ones (`version` is in order of arrival, newest last), then,
+    when there are not `count`, with repeats: every one once, the rest uniformly with replacement.
     """
     by_age = np.argsort(version, kind="stable")[::-1]  # newest first
     recent = by_age[: int((version >= recent_from).sum())]
@@ -85,8 +85,8 @@ def choose_by_softmax(
     """Choose `count` positions by softmax without replacement; equal logits choose uniformly.
 
     The largest of logit + Gumbel noise are such a sample (Kool et al. 2019), and no exponential is
-    taken, so nothing underflows; equal logits that swallow the noise, or are -inf, are ordered by the
-    noise alone. When there are not `count`: every one once, the rest by softmax with replacement.
+    taken, so nothing underflows; equal logits that swallow the noise, or are -inf, are ordered by
+    the noise alone. When there are not `count`: every one once, the rest with replacement.
     """
     total = len(logits)
     chosen = _noisy_order(logits, generator)[:count]

@@ -104,8 +104,8 @@ def from_bytes(message: bytes) -> pa.RecordBatch:
 class RolloutLog:
     """The append-only log at `path`, created when missing; a context manager with one writer.
 
-    Opening cuts off what a crash left of an unfinished write; `dropped_bytes` says how much. No call
-    returns before its effect is on disk, and none waits for another process.
+    Opening cuts off what a crash left of an unfinished write; `dropped_bytes` says how much. No
+    call returns before its effect is on disk, and none waits for another process.
 
     Raises:
         RunFolderError: the file is something else.
@@ -158,8 +158,8 @@ class RolloutLog:
         """Cut the log back to an earlier `position`: that of the checkpoint a run resumes from."""
         if not len(_HEADER) <= position <= self.position:
             raise StorageError(
-                f"rollout log {self.path} ends at byte {self.position}, so it cannot be cut back to "
-                f"byte {position}: it is not the log that the checkpoint was written beside"
+                f"rollout log {self.path} ends at byte {self.position}, so it cannot be cut back "
+                f"to byte {position}: it is not the log that the checkpoint was written beside"
             )
         with _storage_errors(self.path, "cut back"):
             os.ftruncate(self._file, position)
@@ -207,8 +207,8 @@ def _storage_errors(path: Path, action: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageError(
-            f"rollout log {path} could not be {action} ({error.strerror}): make room on the disk and "
-            "resume; what was logged before is intact"
+            f"rollout log {path} could not be {action} ({error.strerror}): make room on the disk "
+            "and resume; what was logged before is intact"
         ) from error
 
 

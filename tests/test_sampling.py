@@ -1,0 +1,267 @@
+from collections import Counter
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from tba.buffer import ReplayBuffer
+from tba.config.search import BufferConfig
+from tba.run.rollouts import encode
+from tba.sampling import choose_by_softmax, choose_newest, draw_batch
+from tests.factories import distinct, trajectory
+
+
+def filled(*trajectories):
+    buffer = ReplayBuffer(100)
+    buffer.add(encode(trajectories))
+    return buffer
+
+
+def draw(buffer, b, k, generator, *, trainer_version=0, **settings):
+    return draw_batch(
+        buffer,
+        queries_per_batch=b,
+        samples_per_query=k,
+        trainer_version=trainer_version,
+        config=BufferConfig(**settings),
+        generator=generator,
+    )
+
+
+def queries_of(buffer, batch):
+    """Return the query id of each query of a batch."""
+    rows = np.searchsorted(batch.query_of_row, np.arange(len(batch.prompts)))
+    return buffer.queries_seen[buffer.field("query", batch.slots[rows])].tolist()
+
+
+def within(observed, total, probability, sigmas=4.5):
+    """Whether a count agrees with a binomial one."""
+    spread = np.sqrt(total * probability * (1 - probability))
+    return abs(observed - total * probability) <= sigmas * spread
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(11)
+
+
+@pytest.fixture
+def two_syncs():
+    """Six queries: 0, 1, 2 searched at versions 0 and 10, and 3, 4, 5 at version 0 alone."""
+    old = [t for q in range(6) for t in distinct(q, 4, version=0)]
+    new = [t for q in range(3) for t in distinct(q, 4, version=10, first=10)]
+    return filled(*old, *new)
+
+
+def softmax_inclusion(logits, count):
+    """Enumerate the probability of each position to be among `count` drawn without replacement."""
+    weights = np.exp(logits)
+    inclusion = np.zeros(len(logits))
+    for order in permutations(range(len(logits)), count):
+        left, probability = weights.sum(), 1.0
+        for i in order:
+            probability *= weights[i] / left
+            left -= weights[i]
+        inclusion[list(order)] += probability
+    return inclusion
+
+
+def test_softmax_choice_has_the_enumerated_inclusion_probabilities(rng):
+    logits, draws = np.array([0.0, 1.0, -1.0, 2.0, 0.5]), 20_000
+    counts = Counter(i for _ in range(draws) for i in choose_by_softmax(logits, 2, rng).tolist())
+    for i, probability in enumerate(softmax_inclusion(logits, 2)):
+        assert within(counts[i], draws, probability)
+
+
+def test_equal_logits_choose_every_subset_equally_often(rng):
+    draws = 6_000
+    for logit in (0.0, 1e30, -1e30, -np.inf):
+        sets = Counter(
+            tuple(sorted(choose_by_softmax(np.full(4, logit), 2, rng))) for _ in range(draws)
+        )
+        assert len(sets) == 6
+        assert all(within(count, draws, 1 / 6) for count in sets.values())
+
+
+def test_softmax_never_fails_on_underflow_or_hopeless_rewards(rng):
+    logits = np.array([1e30, -np.inf, -1e5, -np.inf, 0.0])
+    for _ in range(50):
+        chosen = choose_by_softmax(logits, 4, rng).tolist()
+        assert chosen[:3] == [0, 4, 2]
+        assert chosen[3] in (1, 3)
+
+
+def test_softmax_repeats_only_where_samples_run_out(rng):
+    draws, extra = 3_000, Counter()
+    logits = np.log([0.7, 0.2, 0.1])
+    for _ in range(draws):
+        chosen = choose_by_softmax(logits, 5, rng)
+        assert sorted(chosen[:3]) == [0, 1, 2]
+        extra.update(chosen[3:].tolist())
+    for i, probability in enumerate((0.7, 0.2, 0.1)):
+        assert within(extra[i], 2 * draws, probability)
+
+
+def test_recent_samples_are_chosen_uniformly_and_alone(rng):
+    version, draws = np.array([3, 9, 9, 4, 9, 9]), 6_000
+    sets = Counter(tuple(sorted(choose_newest(version, 9, 2, rng))) for _ in range(draws))
+    assert sorted(sets) == [(1, 2), (1, 4), (1, 5), (2, 4), (2, 5), (4, 5)]
+    assert all(within(count, draws, 1 / 6) for count in sets.values())
+
+
+def test_too_few_recent_samples_are_filled_with_the_next_newest(rng):
+    version = np.array([3, 9, 2, 4, 9, 4])
+    assert sorted(choose_newest(version, 9, 3, rng)) == [1, 4, 5]  # of version 4 the later one
+    assert sorted(choose_newest(version, 9, 5, rng)) == [0, 1, 3, 4, 5]
+    assert sorted(choose_newest(version, 9, 6, rng)) == [0, 1, 2, 3, 4, 5]
+
+
+def test_recent_samples_repeat_only_where_samples_run_out(rng):
+    extra = Counter()
+    for _ in range(3_000):
+        chosen = choose_newest(np.array([1, 5, 5]), 5, 5, rng)
+        assert sorted(chosen[:3]) == [0, 1, 2]
+        extra.update(chosen[3:].tolist())
+    assert all(within(extra[i], 6_000, 1 / 3) for i in range(3))
+
+
+def test_m_is_drawn_per_query(two_syncs, rng):
+    draws = 2_000
+    flags = np.array(
+        [draw(two_syncs, 2, 2, rng, on_policy_prob=0.3).on_policy for _ in range(draws)]
+    )
+    for position in range(2):
+        assert within(flags[:, position].sum(), draws, 0.3)
+    assert within(flags.all(axis=1).sum(), draws, 0.09)
+
+
+def test_the_on_policy_branch_takes_new_samples_of_the_newest_sync(two_syncs, rng):
+    seen = Counter()
+    for _ in range(900):
+        batch = draw(two_syncs, 1, 4, rng, on_policy_prob=1)
+        assert batch.on_policy.all()
+        assert (batch.policy_version == 10).all()
+        seen.update(queries_of(two_syncs, batch))
+    assert sorted(seen) == [0, 1, 2]
+    assert all(within(count, 900, 1 / 3) for count in seen.values())
+
+
+def test_the_other_branch_takes_any_query_and_sample(two_syncs, rng):
+    seen, samples = Counter(), Counter()
+    for _ in range(1_800):
+        batch = draw(two_syncs, 1, 4, rng, on_policy_prob=0)
+        assert not batch.on_policy.any()
+        seen.update(queries_of(two_syncs, batch))
+        if queries_of(two_syncs, batch) == [0]:
+            samples.update(batch.slots.tolist())
+    assert all(within(seen[q], 1_800, 1 / 6) for q in range(6))
+    assert all(within(samples[s], seen[0], 4 / 8) for s in two_syncs.samples(0))
+
+
+def test_recency_counts_the_versions_in_the_buffer(rng):
+    buffer = filled(*(t for q, v in ((0, 4), (1, 7), (2, 30)) for t in distinct(q, 3, version=v)))
+    for versions, expected in ((1, {2}), (2, {1, 2}), (3, {0, 1, 2}), (9, {0, 1, 2})):
+        seen = set()
+        for _ in range(40):
+            batch = draw(buffer, 1, 2, rng, on_policy_prob=1, recent_versions=versions)
+            seen.update(queries_of(buffer, batch))
+        assert seen == expected
+
+
+def test_queries_of_a_batch_differ_while_there_are_enough(two_syncs, rng):
+    for _ in range(50):
+        assert sorted(queries_of(two_syncs, draw(two_syncs, 3, 2, rng, on_policy_prob=1))) == [
+            0,
+            1,
+            2,
+        ]
+        assert len(set(queries_of(two_syncs, draw(two_syncs, 6, 2, rng, on_policy_prob=0)))) == 6
+        batch = draw(two_syncs, 6, 2, rng, on_policy_prob=0.5)
+        queries = np.array(queries_of(two_syncs, batch))
+        others = queries[~batch.on_policy].tolist()
+        assert len(set(others)) == len(others)
+        assert batch.on_policy.sum() > 3 or len(set(queries.tolist())) == 6
+
+
+def test_too_few_queries_repeat_and_each_keeps_rows_of_its_own(rng):
+    buffer = filled(*distinct(0, 3), *distinct(1, 3))
+    batch = draw(buffer, 5, 2, rng, on_policy_prob=0.5)
+    assert set(queries_of(buffer, batch)) == {0, 1}
+    assert batch.index.shape == (5, 2)
+    np.testing.assert_array_equal(batch.query_of_row[batch.index], np.arange(5)[:, None] * [1, 1])
+    assert buffer.field("uses", batch.slots).max() == 1, "one batch is one use"
+
+
+def test_a_batch_stores_a_repeated_sample_once(rng):
+    buffer = filled(trajectory(3, (4, 2), reward=2.0), trajectory(3, (5, 6, 2), reward=-1.0))
+    batch = draw(buffer, 1, 7, rng, on_policy_prob=1)
+    assert len(batch.tokens) == 2
+    assert np.unique(batch.index).tolist() == [0, 1]
+    assert [t.tolist() for t in batch.tokens] == [[4, 2], [5, 6, 2]]
+    assert batch.reward.tolist() == [2.0, -1.0]
+    assert batch.prompts[0].tolist() == [1, 13]
+    assert batch.select([0]).index.tolist() == batch.index.tolist()
+    assert [a.dtype.name for a in (batch.tokens[0], batch.log_mu[0], batch.reward)] == [
+        "int32",
+        "float32",
+        "float32",
+    ]
+
+
+def test_a_batch_is_a_copy(rng):
+    buffer = filled(trajectory(0, (4, 2)))
+    batch = draw(buffer, 1, 2, rng)
+    buffer.set_log_ref(batch.slots, [np.float32([-9, -9])], reference_version=5)
+    assert batch.log_ref[0].tolist() == [-1, -1]
+
+
+def test_samples_over_the_staleness_bound_are_passed_over_and_kept(two_syncs, rng):
+    for m in (0, 0.5, 1):
+        for _ in range(30):
+            batch = draw(
+                two_syncs, 4, 6, rng, trainer_version=12, max_staleness=2, on_policy_prob=m
+            )
+            assert (12 - batch.policy_version <= 2).all()
+            assert set(queries_of(two_syncs, batch)) == {0, 1, 2}
+    assert draw(two_syncs, 4, 2, rng, trainer_version=13, max_staleness=2) is None
+    assert len(two_syncs) == 36
+    assert draw(two_syncs, 4, 2, rng, trainer_version=13) is not None
+
+
+def test_a_sample_is_drawn_in_at_most_max_reuse_batches(rng):
+    buffer = filled(*(t for q in range(4) for t in distinct(q, 4, version=q)))
+    uses = Counter()
+    while batch := draw(buffer, 2, 2, rng, max_reuse=3, off_policy_sampling="softmax_reward"):
+        uses.update(np.unique(batch.slots).tolist())
+    assert list(uses.values()) == [3] * 16, "nothing is left over, nothing is overdrawn"
+    buffer.add(encode(distinct(2, 1, first=77)))
+    assert queries_of(buffer, draw(buffer, 1, 2, rng, max_reuse=3)) == [2]
+    assert draw(buffer, 1, 2, rng) is not None
+
+
+def test_used_up_recent_samples_leave_the_on_policy_branch_to_the_other(rng):
+    buffer = filled(*distinct(0, 2, version=1), *distinct(1, 2, version=9))
+    flags = [draw(buffer, 1, 2, rng, on_policy_prob=1, max_reuse=1).on_policy for _ in range(2)]
+    assert np.concatenate(flags).tolist() == [True, False]
+
+
+def test_an_empty_buffer_gives_no_batch(rng):
+    assert draw(ReplayBuffer(4), 2, 2, rng) is None
+
+
+def test_softmax_prefers_high_rewards_of_a_query(rng):
+    rewards = [0.0, 0.0, 0.0, 1.0]
+    buffer = filled(*(trajectory(0, (i,), reward=r) for i, r in enumerate(rewards)))
+    settings = {
+        "on_policy_prob": 0,
+        "off_policy_sampling": "softmax_reward",
+        "reward_temperature": 0.5,
+    }
+    hits = sum(1.0 in draw(buffer, 1, 2, rng, **settings).reward for _ in range(3_000))
+    assert within(hits, 3_000, softmax_inclusion(np.array(rewards) / 0.5, 2)[3])
+
+
+def test_the_same_generator_draws_the_same_batch(two_syncs):
+    a, b = (draw(two_syncs, 4, 3, np.random.default_rng(5)) for _ in range(2))
+    assert a.slots.tolist() == b.slots.tolist()
+    assert a.index.tolist() == b.index.tolist()
