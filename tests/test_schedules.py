@@ -1,4 +1,5 @@
 import pytest
+
 from tba.config.training import (
     ConstantBeta,
     ConstantRate,

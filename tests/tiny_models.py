@@ -54,7 +54,7 @@ FAMILIES = {
 def tiny_model(family: str, seed: int = 0) -> PreTrainedModel:
     """Return a random model without dropout whose distributions are far from uniform."""
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
+        torch.manual_seed(seed)
         model = FAMILIES[family]()
         with torch.no_grad():
             for parameter in model.parameters():

@@ -1,7 +1,7 @@
 """Beta and the learning rate over the run, as pure functions of the step.
 
-Steps count from 0 to `steps` - 1. A decay is laid out so that it would be complete at `steps`, one after the
-last step: no step is spent at a learning rate of zero. Nor does warm-up start at zero.
+Steps count from 0 to `steps` - 1. A decay is laid out so that it would be complete at `steps`, one
+after the last step: no step is spent at a learning rate of zero. Nor does warm-up start at zero.
 """
 
 import math

@@ -121,7 +121,7 @@ def test_sampled_frequencies_match_the_exact_distribution():
     rest_expected, rest_observed = samples - expected.sum(), samples - observed.sum()
     chi2 = ((observed - expected) ** 2 / expected).sum()
     chi2 += (rest_observed - rest_expected) ** 2 / rest_expected
-    # Chi-square has mean n and variance 2n; four standard deviations are passed once in 30,000 times.
+    # Chi-square has mean n and variance 2n; four standard deviations are passed very rarely.
     assert abs(chi2 - len(often)) < 4 * np.sqrt(2 * len(often))
 
 

@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from tba.objectives.trajectory_balance import trajectory_balance
 
 BETA = 0.3

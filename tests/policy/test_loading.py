@@ -87,15 +87,13 @@ def test_stop_tokens_of_the_generation_config_that_the_tokenizer_knows_are_added
 
 
 def test_nothing_else_of_the_generation_config_reaches_sampling(folder):
-    queries = [
-        Query(0, "12+3=", _load(folder).tokenizer("12+3=", return_tensors="np")["input_ids"][0])
-    ]
+    ids = np.array(_load(folder).tokenizer("12+3=")["input_ids"], dtype=np.int32)
 
     def sample():
         policy = _load(folder)
         engine = TorchEngine(policy.model, policy.eos_ids)
         generator = torch.Generator().manual_seed(0)
-        (found,) = engine.generate(queries, Sampling(20, 1.0, 8), generator)
+        (found,) = engine.generate([Query(0, "", ids)], Sampling(20, 1.0, 8), generator)
         return found
 
     plain = sample()

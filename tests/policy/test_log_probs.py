@@ -13,7 +13,7 @@ TEMPERATURE = 0.7
 
 
 def _batch(seed=0, longest=9):
-    """Three ragged prompts and seven ragged responses that end in EOS, which is the padding token too."""
+    """Three ragged prompts, seven ragged responses that end in EOS, the padding token too."""
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(0, VOCABULARY, n).astype(np.int32) for n in (5, 2, 8)]
     lengths = (1, longest, 3, 2, 4, longest, 6)
@@ -112,7 +112,7 @@ def test_end_of_sequence_has_log_prob_and_gradient_although_it_is_the_padding_to
     assert all(responses[row][at] == EOS and mask[row, at] for row, at in ends)
     model.zero_grad()
     sum(found[row, at] for row, at in ends).backward()
-    # Raising the sum of log-probabilities of EOS raises its own logit: sum of (1 - p) over the ends.
+    # The gradient of log softmax is 1 - p at the token itself and -p at each other one.
     head = model.lm_head.weight.grad
     assert (
         head[EOS].norm()

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+
 from tba.policy import Reference, response_log_probs
 from tiny_models import EOS, VOCABULARY, tiny_model
 

@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
+
 from tba.config import BuildConfig, ModelConfig, WarmStartConfig
 from tba.engines import Sampling
 from tba.engines.torch_engine import TorchEngine

@@ -1,9 +1,9 @@
 """The default engine: plain PyTorch on a transformers model, quick at many samples of few queries.
 
-The prompt is computed once a query and its keys and values copied to each sample; finished rows leave the
-batch; the log-probability of what is sampled is taken from the very distribution sampled from. A response is a
-function of weights, query and its own row of uniform numbers, drawn in advance: which rows share a batch, and
-when finished ones leave it, cannot change which numbers it gets.
+The prompt is computed once a query and its keys and values copied to each sample; finished rows
+leave the batch; the log-probability of what is sampled is taken from the very distribution sampled
+from. A response is a function of weights, query and its own row of uniform numbers, drawn in
+advance: when finished rows leave the batch cannot change which numbers the others get.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,9 +24,6 @@ _FLAG_PERIOD_GPU = 8
 
 _LIVE_SHARE = 0.8
 """Rows are dropped once at most this share of them is unfinished."""
-
-_GROWTH_TOKENS = 64
-"""Tokens by which the cache grows at least."""
 
 
 class TorchEngine:
@@ -100,8 +97,8 @@ class TorchEngine:
         stops = self._is_stop[out.tokens].cpu().numpy()
         tokens = out.tokens.cpu().numpy().astype(np.int32)
         log_mu = out.log_mu.cpu().numpy()
-        stopped = stops.any(axis=1)
-        lengths = np.where(stopped, stops.argmax(axis=1) + 1, stops.shape[1])
+        stopped = np.any(stops, axis=1)
+        lengths = np.where(stopped, stops.argmax(axis=1) + 1, stops.shape[1]).tolist()
         return [
             Response(
                 tokens=tokens[row, :length].copy(),
@@ -114,14 +111,14 @@ class TorchEngine:
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """What has been sampled for every row, finished or not; after a row's first stop token it is noise."""
+    """What has been sampled for every row; after a row's first stop token it is noise."""
 
     tokens: Int[Tensor, "row token"]
     log_mu: Float[Tensor, "row token"]
 
 
-class _InPlaceLayer(DynamicLayer):
-    """Keys and values of one layer in memory with room to spare: a new token is written, nothing is copied."""
+class _InPlaceLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped
+    """Keys and values of one layer with room to spare: a new token is written, nothing copied."""
 
     def __init__(self, keys: Tensor, values: Tensor, used: int) -> None:
         super().__init__()
@@ -154,7 +151,7 @@ def _room(full: Tensor, rows: Int[Tensor, " row"], capacity: int) -> Tensor:
     """Copy rows of [row, head, token, width] to the front of memory for `capacity` tokens."""
     held = full.shape[2]
     wide = full.new_empty(len(rows), full.shape[1], capacity, full.shape[3])
-    wide[:, :, :held] = full.index_select(0, rows)
+    torch.index_select(full, 0, rows, out=wide[:, :, :held])
     return wide
 
 
@@ -229,7 +226,7 @@ def _pick(
     uniform: Float[Tensor, "group sample"],
     temperature: float,
 ) -> tuple[Int[Tensor, "group sample"], Float[Tensor, "group sample"]]:
-    """Return tokens by inverting the cumulative distribution (or the likeliest), and their log-probabilities."""
+    """Return tokens and their log-probabilities, by inverting the cumulative distribution."""
     if temperature == 0:
         log_probs = scores.log_softmax(dim=-1)
         token = scores.argmax(dim=-1, keepdim=True).expand(uniform.shape)

@@ -1,18 +1,19 @@
 r"""Trajectory balance with the VarGrad estimate of log Z: the TBA loss.
 
-    L = mean_ij ( sg[log Z^(x_i)] + log pi(y_ij|x_i) - log ref(y_ij|x_i) - r_ij / beta )^2          (5)
-    log Z^(x_i) = mean_j [ log ref(y_ij|x_i) - log pi(y_ij|x_i) + r_ij / beta ]                     (4)
+    L = mean_ij ( sg[log Z^(x_i)] + log pi(y_ij|x_i) - log ref(y_ij|x_i) - r_ij / beta )^2     (5)
+    log Z^(x_i) = mean_j [ log ref(y_ij|x_i) - log pi(y_ij|x_i) + r_ij / beta ]                (4)
 
-Source: "Trajectory Balance with Asynchrony", arXiv 2503.18929, equations (4) and (5) of `docs/algorithm.md`.
-log pi(y|x) is the sum over response tokens, the end-of-sequence token included.
+Source: "Trajectory Balance with Asynchrony", arXiv 2503.18929; equations (4) and (5) of
+`docs/algorithm.md`. log pi(y|x) is the sum over response tokens, end-of-sequence included.
 
-log Z^ is detached. With all K samples in the estimate this changes nothing, because the residuals of a
-query sum to zero; it keeps log Z^ a constant of the loss, as in the paper.
+log Z^ is detached. With all K samples in the estimate this changes nothing, because the residuals
+of a query sum to zero; it keeps log Z^ a constant of the loss, as in the paper.
 
-How it differs from the paper: the loss is (beta / 2) L. Its gradient is -mean(A grad log pi) with the
-advantage A_ij = (r_ij - mean_j r_ij) - beta (k_ij - mean_j k_ij), k = log pi - log ref, so learning rate and
-gradient clipping keep their meaning while beta moves. The residual of (5) is -A / beta, so the loss is
-computed as mean(A^2) / (2 beta), in which nothing of the size of 1 / beta^2 occurs.
+How it differs from the paper: the loss is (beta / 2) L. Its gradient is -mean(A grad log pi) with
+the advantage A_ij = (r_ij - mean_j r_ij) - beta (k_ij - mean_j k_ij), k = log pi - log ref, so
+learning rate and gradient clipping keep their meaning while beta moves. The residual of (5) is
+-A / beta, so the loss is computed as mean(A^2) / (2 beta), in which nothing of the size of
+1 / beta^2 occurs.
 """
 
 import torch

@@ -29,7 +29,7 @@ def build_policy(config: BuildConfig, folder: Path, seed: int) -> None:
     )
     # transformers initialises from torch's global generator: borrow it, and put it back.
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
+        torch.manual_seed(seed)
         model = LlamaForCausalLM(llama)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

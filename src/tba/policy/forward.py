@@ -1,12 +1,13 @@
 """The one way into a transformers model: hidden states out of its body, logits out of its head.
 
-Prompts are padded on the left, so that what follows a prompt directly follows its last token in every row.
-Padding is known from lengths, never from token ids: the padding token may well be the end-of-sequence token.
-Index arrays are built on the CPU and moved once, so nothing here waits for a GPU.
+Prompts are padded on the left, so that what follows a prompt directly follows its last token in
+every row. Padding is known from lengths, never from token ids: the padding token may well be the
+end-of-sequence token. Index arrays are built on the CPU and moved once, so nothing waits for a GPU.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ def pad_left(prompts: Sequence[Int32]) -> tuple[NDArray[np.int64], NDArray[np.bo
 def prompt_states(
     model: PreTrainedModel, prompts: Sequence[Int32], cache: Cache
 ) -> Float[Tensor, "query width"]:
-    """Run prompts through the body, fill the cache, and return the states that predict the first token."""
+    """Run prompts through the body, fill the cache, return what predicts the first tokens."""
     ids, real = pad_left(prompts)
     positions = np.maximum(np.cumsum(real, axis=1) - 1, 0)
     mask = None
@@ -64,15 +65,18 @@ def hidden_states(
 ) -> Float[Tensor, "row token width"]:
     """Run the body of the model, without its head; a given cache is extended by the tokens."""
     body = model.base_model
+    extra: dict[str, Any] = {"use_cache": cache is not None}
     if cache is not None:
-        # Newer transformers renamed the argument and warn about the old name.
-        accepted = inspect.signature(body.forward).parameters
-        keyword = "cache" if "cache" in accepted else "past_key_values"
-        extra = {keyword: cache, "use_cache": True}
-    else:
-        extra = {"use_cache": False}
+        extra[_cache_argument(type(body).forward)] = cache
     output = body(input_ids=ids, position_ids=positions, attention_mask=mask, **extra)
     return output.last_hidden_state
+
+
+@lru_cache
+def _cache_argument(forward: Callable[..., Any]) -> str:
+    """Return the name of the cache argument, which newer transformers have changed."""
+    accepted = inspect.signature(forward).parameters
+    return "cache" if "cache" in accepted else "past_key_values"
 
 
 def logits(
@@ -89,9 +93,10 @@ def attention_mask(
 ) -> Tensor:
     """Return a mask with which the last `queries` of the keys attend, causally, to the real ones.
 
-    A ready-made mask spares transformers its own, which would read from the GPU in each call. Padding attends
-    to itself, so that no softmax is empty. Models that see a window only, and only once the keys exceed it,
-    get the plain two-dimensional mask, from which transformers cuts the window.
+    A ready-made mask spares transformers its own, which would read from the GPU in each call.
+    Padding attends to itself, so that no softmax is empty. Models that see a window only, and only
+    once the keys exceed it, get the plain two-dimensional mask, from which transformers cuts the
+    window.
     """
     config = model.config.get_text_config()
     spans = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]

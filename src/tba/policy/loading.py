@@ -1,4 +1,4 @@
-"""Loading a policy from a Hugging Face folder or hub name, or saying in one sentence why it cannot be."""
+"""Loading a policy from a Hugging Face folder or hub name, or saying in a sentence why not."""
 
 import os
 import re
@@ -28,7 +28,7 @@ class Policy:
     """A causal language model and what turns text into its tokens and back."""
 
     model: PreTrainedModel
-    """On its device; in training mode only where gradient checkpointing asks for it, dropout is off anyway."""
+    """On its device, without dropout; in training mode only for gradient checkpointing."""
     tokenizer: PreTrainedTokenizerBase
     """Pads on the left; has a padding token, which may be the end-of-sequence token."""
     eos_ids: tuple[int, ...]
@@ -43,14 +43,13 @@ class Policy:
 def load_policy(
     name: str | Path, config: ModelConfig, *, device: torch.device, dtype: torch.dtype
 ) -> Policy:
-    """Load model and tokenizer; only the end-of-sequence ids are taken from `generation_config.json`.
+    """Load model and tokenizer; `generation_config.json` gives its end-of-sequence ids, no more.
 
     Raises:
-        ModelError: The folder is missing or incomplete, its weights are not readable safetensors, or its
-            tokenizer has no end-of-sequence token.
+        ModelError: The folder is missing or incomplete, its weights are not readable safetensors,
+            or its tokenizer has no end-of-sequence token.
     """
-    name = str(name)
-    _check_source(name)
+    name = _checked_source(str(name))
     options = {
         "trust_remote_code": config.trust_remote_code,
         "local_files_only": constants.HF_HUB_OFFLINE or Path(name).is_dir(),
@@ -67,16 +66,16 @@ def load_policy(
         )
     except SafetensorError as error:
         raise ModelError(
-            f"The weights in {name} are not readable safetensors ({error}): the file is truncated or "
-            "damaged, copy it again."
+            f"The weights in {name} are not readable safetensors ({error}): the file is truncated "
+            "or damaged, copy it again."
         ) from error
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(f"No model could be loaded from {name}: {reason}") from error
-    if loading["missing_keys"]:
+    if missing := loading["missing_keys"]:
         raise ModelError(
-            f"The weights in {name} lack {len(loading['missing_keys'])} tensors of the model, among them "
-            f"{min(loading['missing_keys'])}: give a folder saved with save_pretrained."
+            f"The weights in {name} lack {len(missing)} tensors of the model, among them "
+            f"{min(missing)}: give a folder saved with save_pretrained."
         )
     _check_layers(name, model)
     switch_off_dropout(model)
@@ -89,8 +88,8 @@ def load_policy(
     return Policy(model=model.to(device), tokenizer=tokenizer, eos_ids=eos_ids)
 
 
-def _check_source(name: str) -> None:
-    """Refuse what is neither a folder with weights nor can be a hub name, before the hub is asked."""
+def _checked_source(name: str) -> str:
+    """Refuse, before asking the hub, what is no folder with weights and cannot be a hub name."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -99,30 +98,31 @@ def _check_source(name: str) -> None:
             )
         if not any(folder.glob("*.safetensors")):
             raise ModelError(
-                f"{name} has no *.safetensors file, the only format of weights that is read: save the "
-                "model there with save_pretrained."
+                f"{name} has no *.safetensors file, the only format of weights that is read: save "
+                "the model there with save_pretrained."
             )
-        return
+        return str(folder)
     nested = os.sep in name and folder.parent.is_dir()
     if folder.exists() or nested or not _HUB_NAME.fullmatch(name):
         raise ModelError(
-            f"The model folder {name} does not exist: give a folder with config.json, tokenizer and "
-            "*.safetensors, or the name of a model on the Hugging Face hub."
+            f"The model folder {name} does not exist: give a folder with config.json, tokenizer "
+            "and *.safetensors, or the name of a model on the Hugging Face hub."
         )
+    return name
 
 
 def _check_layers(name: str, model: PreTrainedModel) -> None:
-    """Refuse recurrent layers: their state is no cache of keys and values to share among samples."""
+    """Refuse recurrent layers, whose state is no cache of keys and values to share."""
     other = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - _ATTENTION
     if other:
         raise ModelError(
-            f"The model {name} has layers of kind {min(other)}, but only attention layers can be used: "
-            "choose a plain transformer."
+            f"The model {name} has layers of kind {min(other)}, but only attention layers can be "
+            "used: choose a plain transformer."
         )
 
 
 def switch_off_dropout(model: nn.Module) -> None:
-    """Set every dropout probability to zero, so that log-probabilities are exact in training mode too."""
+    """Set every dropout probability to zero: log-probabilities are exact in training mode too."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -143,7 +143,7 @@ def recompute_activations(model: PreTrainedModel) -> None:
 def _eos_ids(
     name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[int, ...]:
-    """Return the tokenizer's end-of-sequence id and those of the generation config that it knows."""
+    """Return the tokenizer's end-of-sequence id and, of the generation config's, those it knows."""
     own = tokenizer.eos_token_id
     if own is None:
         raise ModelError(

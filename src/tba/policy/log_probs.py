@@ -1,9 +1,10 @@
 """Log-probabilities of responses, with gradient.
 
-The prompt of a query is computed once for all its rows: its keys and values, gradient included, are handed to
-each row, and only response tokens follow. The head runs at the positions that predict a response token and
-nowhere else, in chunks that are computed again in the backward pass: no float32 matrix of tokens times
-vocabulary outlives its chunk. The end-of-sequence token is a response token like any other.
+The prompt of a query is computed once for all its rows: its keys and values, gradient included,
+are handed to each row, and only response tokens follow. The head runs at the positions that predict
+a response token and nowhere else, in chunks that are computed again in the backward pass: no
+float32 matrix of tokens times vocabulary outlives its chunk. The end-of-sequence token is a
+response token like any other.
 """
 
 from collections.abc import Sequence
@@ -77,7 +78,7 @@ def response_log_probs(
 def full_row_log_probs(
     model: PreTrainedModel, prompts: Sequence[Int32], responses: Sequence[Int32]
 ) -> Float[Tensor, " token"]:
-    """Return the log-probabilities of all response tokens, row after row, when each row has its own prompt."""
+    """Return the log-probabilities of response tokens, row after row, each with its own prompt."""
     found = _full_row_predictions(model, prompts, responses)
     return _log_probs_at(model, found, np.concatenate(responses).astype(np.int64), 1.0)
 
@@ -143,17 +144,17 @@ def _continue(
 def _full_row_predictions(
     model: PreTrainedModel, prompts: Sequence[Int32], responses: Sequence[Int32]
 ) -> _Predictions:
-    """Run each row with a prompt of its own, without a cache: all that gradient checkpointing allows."""
+    """Run each row with its own prompt, without a cache: all that gradient checkpointing allows."""
     rows = [np.concatenate(pair) for pair in zip(prompts, responses, strict=True)]
     width = max(len(row) for row in rows) - 1
     ids = np.zeros((len(rows), width), dtype=np.int64)
-    for at, row in zip(ids, rows, strict=True):
-        at[: len(row) - 1] = row[:-1]  # padding on the right is hidden by causality
+    for slot, row in zip(ids, rows, strict=True):
+        slot[: len(row) - 1] = row[:-1]  # padding on the right is hidden by causality
     real = np.arange(width) < np.array([len(row) - 1 for row in rows])[:, None]
     positions = np.where(real, np.arange(width), 0)
     starts = np.array([len(prompt) for prompt in prompts]) - 1
     lengths = np.array([len(response) for response in responses])
-    row, token = np.nonzero(np.arange(lengths.max()) < lengths[:, None])
+    of_row, token = np.nonzero(np.arange(lengths.max()) < lengths[:, None])
     hidden = hidden_states(
         model,
         to_device(ids, model.device),
@@ -161,13 +162,13 @@ def _full_row_predictions(
         mask=attention_mask(model, to_device(real, model.device), queries=width),
         cache=None,
     )
-    at = to_device(row * width + starts[row] + token, hidden.device)
+    at = to_device(of_row * width + starts[of_row] + token, hidden.device)
     states = hidden.flatten(0, 1).index_select(0, at)  # [row, token, width] -> [state, width]
-    return _Predictions(states, np.arange(len(row)), row * lengths.max() + token)
+    return _Predictions(states, np.arange(len(of_row)), of_row * lengths.max() + token)
 
 
 def _recomputes_layers(model: PreTrainedModel) -> bool:
-    """Whether gradient checkpointing is at work, under which transformers refuses to fill a cache."""
+    """Whether gradient checkpointing is at work, under which transformers fills no cache."""
     active = model.training and torch.is_grad_enabled()
     return active and any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
 

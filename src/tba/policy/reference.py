@@ -33,7 +33,7 @@ class Reference:
         found: list[Float32] = [np.empty(0, dtype=np.float32)] * len(responses)
         lengths = np.array([len(response) for response in responses])
         for queries in self._micro_batches(prompts, lengths, query_of_row):
-            rows = np.flatnonzero(np.isin(query_of_row, queries))
+            rows = np.flatnonzero(np.isin(query_of_row, queries)).tolist()
             log_probs, _ = response_log_probs(
                 self._model,
                 [prompts[query] for query in queries],
@@ -48,7 +48,7 @@ class Reference:
     def _micro_batches(
         self, prompts: Sequence[Int32], lengths: Int64, query_of_row: Int64
     ) -> list[list[int]]:
-        """Cut the queries that have rows into runs within the token budget; a run has at least one query."""
+        """Cut the queries that have rows into runs of at least one, within the token budget."""
         runs: list[list[int]] = []
         spent = 0
         for query in np.unique(query_of_row).tolist():

@@ -21,8 +21,8 @@ def warm_start(
 ) -> float:
     """Train the policy in place on (prompt tokens, demonstration text) pairs; return the last loss.
 
-    The loss is the cross-entropy of the demonstration tokens and the end-of-sequence token, each with the same
-    weight. The order of the rows depends on the seed alone.
+    The loss is the cross-entropy of the demonstration tokens and the end-of-sequence token, each
+    with the same weight. The order of the rows depends on the seed alone.
     """
     prompts = [prompt for prompt, _ in rows]
     texts = policy.tokenizer([text for _, text in rows], add_special_tokens=False)["input_ids"]
@@ -48,7 +48,7 @@ def warm_start(
 
 
 def _batches(rows: int, size: int, generator: torch.Generator) -> Iterator[list[int]]:
-    """Yield batches without end, each row once before any comes again; the last of a round may be short."""
+    """Yield batches without end, each row once a round; the last of a round may be short."""
     while True:
         for batch in torch.randperm(rows, generator=generator).split(size):
             yield batch.tolist()
