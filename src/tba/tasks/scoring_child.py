@@ -216,7 +216,8 @@ def _in_trl_form(function: Callable[..., Any]) -> Callable[..., Any]:
             data_source or absent, completions, ground_truth, extra_info or absent, strict=True
         )
         results = [
-            function(source, text_of(text), truth, extra) for source, text, truth, extra in rows
+            function(data_source=d, solution_str=text_of(c), ground_truth=g, extra_info=e)
+            for d, c, g, e in rows
         ]
         return [result["score"] if isinstance(result, dict) else result for result in results]
 
