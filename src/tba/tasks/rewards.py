@@ -39,14 +39,15 @@ _NO_WORDS = re.compile(r"[\d\s.,+\-*/=]*")
 def exact_match(completions: Sequence[Any], answer: Sequence[Any]) -> list[float]:
     """Reward a response that is the answer, white space around it aside."""
     return [
-        float(_text(c).strip() == str(a).strip()) for c, a in zip(completions, answer, strict=True)
+        float(text_of(c).strip() == str(a).strip())
+        for c, a in zip(completions, answer, strict=True)
     ]
 
 
 def last_number(completions: Sequence[Any], answer: Sequence[Any]) -> list[float]:
     """Reward a response whose last number equals the answer."""
     return [
-        float(_same(find_last_number(_text(c)), find_last_number(str(a))))
+        float(_same(find_last_number(text_of(c)), find_last_number(str(a))))
         for c, a in zip(completions, answer, strict=True)
     ]
 
@@ -62,7 +63,7 @@ def arithmetic(
     correct = last_number(completions, answer)
     questions = zip(a, op, b, strict=True)
     return [
-        c if _is_answer_form(_text(text), *question) else 0.0
+        c if _is_answer_form(text_of(text), *question) else 0.0
         for c, text, question in zip(correct, completions, questions, strict=True)
     ]
 
@@ -70,7 +71,7 @@ def arithmetic(
 def gsm8k(completions: Sequence[Any], answer: Sequence[Any]) -> list[float]:
     """Reward a response whose final answer equals that of the reference solution."""
     return [
-        float(_same(find_final_answer(_text(c)), find_final_answer(str(a))))
+        float(_same(find_final_answer(text_of(c)), find_final_answer(str(a))))
         for c, a in zip(completions, answer, strict=True)
     ]
 
@@ -90,6 +91,11 @@ def find_last_number(text: str) -> Decimal | None:
     text = _plain(text)
     numerals = list(_NUMERAL.finditer(text))
     return _value(text, numerals[-1]) if numerals else None
+
+
+def text_of(completion: Any) -> str:
+    """Return the text of a completion in either of TRL's forms."""
+    return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
 def _value(text: str, numeral: re.Match[str]) -> Decimal | None:
@@ -127,8 +133,3 @@ def _plain(text: str) -> str:
 
 def _same(found: Decimal | None, answer: Decimal | None) -> bool:
     return found is not None and found == answer
-
-
-def _text(completion: Any) -> str:
-    """Return the text of a completion in either of TRL's forms."""
-    return completion if isinstance(completion, str) else completion[-1]["content"]

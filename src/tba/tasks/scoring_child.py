@@ -25,6 +25,7 @@ from tba.errors import RewardError
 from tba.records import Int32
 from tba.tasks.base import RewardSpec
 from tba.tasks.references import describe, load_function
+from tba.tasks.rewards import text_of
 
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 GRACE_S = 5.0
@@ -135,7 +136,7 @@ class RewardFunction:
 def load(spec: RewardSpec) -> list[RewardFunction]:
     """Import every function of the spec."""
     return [
-        RewardFunction(name, load_function(name), weight)
+        RewardFunction(name, _in_trl_form(load_function(name)), weight)
         for name, weight in zip(spec.functions, spec.weights, strict=True)
     ]
 
@@ -194,6 +195,33 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
+
+
+def _in_trl_form(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adapt verl's `compute_score(data_source, solution_str, ground_truth, extra_info)`.
+
+    It is called for one response at a time; of a dict that it returns, `score` is the reward.
+    """
+    if not {"solution_str", "ground_truth"} <= inspect.signature(function).parameters.keys():
+        return function
+
+    def reward(
+        completions: list[Any],
+        ground_truth: list[Any],
+        data_source: list[Any] | None = None,
+        extra_info: list[Any] | None = None,
+    ) -> list[Any]:
+        absent = [None] * len(completions)
+        rows = zip(
+            data_source or absent, completions, ground_truth, extra_info or absent, strict=True
+        )
+        results = [
+            function(data_source=d, solution_str=text_of(c), ground_truth=g, extra_info=e)
+            for d, c, g, e in rows
+        ]
+        return [result["score"] if isinstance(result, dict) else result for result in results]
+
+    return reward
 
 
 def _completion(prompt: Any, text: str) -> Any:
