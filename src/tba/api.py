@@ -3,14 +3,12 @@
 import os
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tba.config import Config
 from tba.config.load import load_config
 from tba.config.toml import literal
-from tba.run.progress import Progress
 
 if TYPE_CHECKING:
     from tba.run.summary import Summary
@@ -24,7 +22,6 @@ def train(
     *,
     run_dir: str | Path | None = None,
     clean: bool = False,
-    progress: bool = True,
     **settings: object,
 ) -> "Summary":
     """Train a policy and return what the run came to.
@@ -35,48 +32,41 @@ def train(
         config: A recipe, the path of a TOML file, a `Config`, or several, later ones on top.
         run_dir: The run folder; by default `runs/NAME-DATE-TIME`.
         clean: Deletes the run that the folder holds already.
-        progress: Shows what the run does on stderr.
         settings: Single settings by dotted name, on top of all.
 
     Raises:
-        UserError: Something given is wrong; nothing was touched.
+        UserError: Something given is wrong.
         TbaError: The run could not go on; its folder can be resumed.
     """
     sources = [config] if isinstance(config, str | Config) else list(config)
     overrides = [f"--{name}={literal(value)}" for name, value in settings.items()]
     resolved = load_config(sources, overrides)
     folder = default_run_dir(sources) if run_dir is None else Path(run_dir)
-    return run(resolved, folder, clean=clean, progress=progress)
+    let_idle_threads_sleep()
+    from tba import session
+
+    return session.run(resolved, folder, clean=clean)
 
 
-def resume(run_dir: str | Path, *, progress: bool = True) -> "Summary":
-    """Go on with a run that was interrupted, from its newest checkpoint, as it was configured.
+def resume(run_dir: str | Path) -> "Summary":
+    """Go on with an interrupted run from its newest checkpoint, as it was configured.
 
     Raises:
         UserError: The folder holds no run, or is in use.
-        TbaError: The run could not go on.
+        TbaError: The run could not go on; its folder can be resumed.
     """
     from tba.run.folder import RunFolder
 
-    config = RunFolder.open(Path(run_dir)).config()
-    return run(config, Path(run_dir), resume=True, progress=progress)
-
-
-def run(
-    config: Config,
-    run_dir: Path,
-    *,
-    resume: bool = False,
-    clean: bool = False,
-    progress: bool = True,
-) -> "Summary":
-    """Run a configuration in a folder."""
-    # Idle threads must sleep, not spin: trainer and searchers share the cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    RunFolder.open(Path(run_dir)).config()  # refuses what is no run before torch is imported
+    let_idle_threads_sleep()
     from tba import session
 
-    with Progress(config.trainer.steps) if progress else nullcontext() as shown:
-        return session.train(config, run_dir=run_dir, resume=resume, clean=clean, progress=shown)
+    return session.run(None, Path(run_dir), resume=True)
+
+
+def let_idle_threads_sleep() -> None:
+    """Call before torch is imported: spinning threads would take the cores from other processes."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def default_run_dir(sources: Sequence[str | Config]) -> Path:
