@@ -8,7 +8,7 @@ from tba.records import Query
 
 @dataclass(frozen=True, slots=True)
 class RewardSpec:
-    """Reward functions by name; picklable, since they are imported in the scoring process and nowhere else."""
+    """Reward functions by name; picklable, since only the scoring process imports them."""
 
     functions: tuple[str, ...]
     """Each a dotted path `package.module:function` or `path/to/file.py:function`, in TRL's form."""
@@ -31,6 +31,6 @@ class Task:
     pass_threshold: float
     """Reward from which a response counts as correct."""
     demonstrations: Sequence[str] | None
-    """A correct response text for each training query (end-of-sequence not written out), or None."""
+    """A correct response for each training query (end-of-sequence not written out), or None."""
     skipped: int
     """Rows left out because their prompt is longer than the limit."""

@@ -1,0 +1,30 @@
+"""Tasks: what is asked, and how a response is rewarded. Importing this package imports no torch."""
+
+from typing import TYPE_CHECKING
+
+from tba.config.task import ArithmeticTaskConfig, CustomTaskConfig, Gsm8kTaskConfig, TaskConfig
+from tba.tasks.arithmetic import load_arithmetic
+from tba.tasks.base import RewardSpec, Task
+from tba.tasks.custom import load_custom
+from tba.tasks.math import load_gsm8k
+from tba.tasks.scoring import Scorer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["RewardSpec", "Scorer", "Task", "load_task"]
+
+
+def load_task(config: TaskConfig, tokenizer: "PreTrainedTokenizerBase") -> Task:
+    """Load the task that the configuration describes, tokenized for one policy.
+
+    Raises:
+        UserError: Data, templates, tokenizer or rewards cannot be used; the message says why.
+    """
+    match config:
+        case ArithmeticTaskConfig():
+            return load_arithmetic(config, tokenizer)
+        case Gsm8kTaskConfig():
+            return load_gsm8k(config, tokenizer)
+        case CustomTaskConfig():
+            return load_custom(config, tokenizer)

@@ -1,0 +1,103 @@
+"""A task of one's own: rows from a Python file or from data files, and reward functions by name."""
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tba.config.task import CustomTaskConfig
+from tba.errors import DataError, RewardError
+from tba.tasks.base import RewardSpec, Task
+from tba.tasks.prompts import make_queries
+from tba.tasks.references import load_file, user_code
+from tba.tasks.rewards import BUILT_IN
+from tba.tasks.rows import Row, read_rows, recognise
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SPLIT_SEED = 0
+
+
+def load_custom(config: CustomTaskConfig, tokenizer: "PreTrainedTokenizerBase") -> Task:
+    """Read the rows, hold some out where no test rows are given, and resolve reward names.
+
+    Raises:
+        DataError: The rows cannot be used.
+        RewardError: A Python file cannot be imported, or a reward's name means nothing.
+    """
+    source = config.file or config.train_file
+    assert source is not None
+    rows, test_rows = _python_rows(source) if config.file else _data_rows(config)
+    if test_rows is None:
+        rows, test_rows = _hold_out(rows, config.test_share, str(source))
+    train, kept = make_queries(rows, config, tokenizer, name=str(source))
+    test, kept_test = make_queries(
+        test_rows, config, tokenizer, name=f"the held-out rows of {source}"
+    )
+    names = config.reward or (f"{source}:reward",)
+    return Task(
+        train=train,
+        test=test,
+        reward=RewardSpec(
+            functions=tuple(_resolve(name) for name in names),
+            weights=config.reward_weights or (1.0,) * len(names),
+            timeout_s=config.reward_timeout_s,
+        ),
+        pass_threshold=config.pass_threshold,
+        demonstrations=None,
+        skipped=len(rows) + len(test_rows) - len(kept) - len(kept_test),
+    )
+
+
+def _data_rows(config: CustomTaskConfig) -> tuple[list[Row], list[Row] | None]:
+    assert config.train_file is not None
+    train = recognise(read_rows(config.train_file), str(config.train_file))
+    if config.test_file is None:
+        return train, None
+    return train, recognise(read_rows(config.test_file), str(config.test_file))
+
+
+def _python_rows(path: Path) -> tuple[list[Row], list[Row] | None]:
+    """Return what `train_rows()` and, where there is one, `test_rows()` of a Python file return."""
+    module = load_file(path)
+    if not hasattr(module, "train_rows"):
+        raise DataError(
+            f"{path} defines no train_rows(): let it return a list of rows with a prompt"
+        )
+    found = []
+    for name in ("train_rows", "test_rows"):
+        if hasattr(module, name):
+            with user_code(f"{name}() of {path} failed"):
+                rows = list(getattr(module, name)())
+            found.append(recognise(rows, f"{name}() of {path}"))
+    return found[0], found[1] if len(found) == 2 else None
+
+
+def _hold_out(rows: Sequence[Row], share: float, source: str) -> tuple[list[Row], list[Row]]:
+    """Split off a random share, the same one every time; both parts keep their order."""
+    if len(rows) < 2:
+        raise DataError(
+            f"{source} has one row only, so none can be held out: add rows or set task.test_file"
+        )
+    count = min(max(1, round(share * len(rows))), len(rows) - 1)
+    held_out = set(np.random.default_rng(SPLIT_SEED).permutation(len(rows))[:count].tolist())
+    train = [row for i, row in enumerate(rows) if i not in held_out]
+    return train, [row for i, row in enumerate(rows) if i in held_out]
+
+
+def _resolve(name: str) -> str:
+    """Return the full name of a reward: a built-in one's, or with its file's absolute path."""
+    if ":" not in name:
+        if name in BUILT_IN:
+            return BUILT_IN[name]
+        near = difflib.get_close_matches(name, BUILT_IN, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise RewardError(
+            f"there is no built-in reward {name!r}: {hint}built in are {', '.join(BUILT_IN)}; "
+            "write one of your own as package.module:function or file.py:function"
+        )
+    source, _, function = name.rpartition(":")
+    return f"{Path(source).resolve()}:{function}" if source.endswith(".py") else name

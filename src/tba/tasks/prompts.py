@@ -1,0 +1,103 @@
+"""Turns rows into queries: fills templates, renders chats, tokenizes, skips what is too long."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jinja2 import TemplateError
+
+from tba.config.task import TaskBase
+from tba.errors import ConfigError, DataError, ModelError
+from tba.records import Query
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def fill(template: str, setting: str, values: Mapping[str, Any]) -> str:
+    """Put the values in the place of `{name}` in a template.
+
+    Raises:
+        ConfigError: The template, which is the value of `setting`, has another placeholder.
+    """
+    try:
+        return template.format(**values)
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        allowed = ", ".join(f"{{{name}}}" for name in values)
+        raise ConfigError(
+            f"{setting} is {template!r}, but the only placeholders are {allowed}: "
+            "write other braces double"
+        ) from error
+
+
+def make_queries(
+    rows: Sequence[Mapping[str, Any]],
+    config: TaskBase,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    name: str,
+    prefixes: Sequence[str] | None = None,
+) -> tuple[list[Query], list[int]]:
+    """Return the queries of the rows that are short enough, and the positions of these rows.
+
+    Args:
+        rows: Each with `prompt`; all columns go to the reward functions.
+        config: Says whether prompts are rendered as a chat; lists of messages always are.
+        tokenizer: The policy's.
+        name: What the rows are, for error messages.
+        prefixes: How each answer begins: it follows the prompt and belongs to it.
+
+    Raises:
+        ConfigError: A system prompt is set, but prompts are plain text.
+        DataError: No row is short enough.
+        ModelError: A chat is asked for and the tokenizer cannot render it.
+    """
+    chat = config.chat or any(isinstance(row["prompt"], list) for row in rows)
+    if config.system_prompt is not None and not chat:
+        raise ConfigError(
+            "task.system_prompt is set, but prompts are plain text: set task.chat to true"
+        )
+    texts = (
+        _render([r["prompt"] for r in rows], config, tokenizer)
+        if chat
+        else [r["prompt"] for r in rows]
+    )
+    if prefixes is not None:
+        texts = [text + prefix for text, prefix in zip(texts, prefixes, strict=True)]
+    # A chat template writes its special tokens itself; adding them would double the first one.
+    ids = tokenizer(texts, add_special_tokens=not chat)["input_ids"]
+    kept = [i for i, tokens in enumerate(ids) if 0 < len(tokens) <= config.max_prompt_length]
+    if not kept:
+        raise DataError(
+            f"every one of the {len(rows)} prompts of {name} is longer than task.max_prompt_length "
+            f"= {config.max_prompt_length} tokens (the shortest has {min(map(len, ids))}): raise it"
+        )
+    queries = [
+        Query(new, texts[old], np.asarray(ids[old], dtype=np.int32), dict(rows[old]))
+        for new, old in enumerate(kept)
+    ]
+    return queries, kept
+
+
+def _render(
+    prompts: Sequence[Any], config: TaskBase, tokenizer: "PreTrainedTokenizerBase"
+) -> list[str]:
+    if tokenizer.chat_template is None:
+        raise ModelError(
+            "the tokenizer has no chat template, but the task asks for chat prompts: use an "
+            "instruction-tuned model, or set task.chat to false and give prompts as text"
+        )
+    system = (
+        []
+        if config.system_prompt is None
+        else [{"role": "system", "content": config.system_prompt}]
+    )
+    chats = [
+        system + ([{"role": "user", "content": p}] if isinstance(p, str) else p) for p in prompts
+    ]
+    try:
+        return tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
+    except TemplateError as error:
+        raise ModelError(
+            f"the tokenizer's chat template refuses a prompt of the task: {error}"
+        ) from error

@@ -1,0 +1,191 @@
+"""Scores responses in a process that can be killed, so that no reward function can stop a run.
+
+Reward functions are the user's code: they raise, hang, leak and crash. They run in one child
+process that is killed and replaced when it overruns; each response gets a typed `Score`, and a
+failure is never a zero.
+
+A batch is tried as a whole first, for `timeout_s`. When that fails, its responses are tried one
+at a time, so that only the culprit is marked. `score` therefore returns after at most `(1 + n) *
+timeout_s` for n responses, plus the start of a new child for each one that died (0.5 s as a rule,
+60 s at most). After `MAX_HANGS` responses of a batch that hung the rest is marked untried: a
+function that always hangs costs `(1 + MAX_HANGS) * timeout_s` a batch.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any, Self
+
+from tba.errors import RewardError
+from tba.records import Int32, Outcome, Query, Score
+from tba.tasks.base import RewardSpec
+from tba.tasks.scoring_child import Raised, Refused, Reply, Request, Rewards
+
+START_TIMEOUT_S = 60.0
+MAX_HANGS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """The child is gone without an answer."""
+
+    outcome: Outcome
+    """TIMEOUT when it was killed for overrunning, ERROR when it died by itself."""
+    detail: str
+    """What happened."""
+
+
+class Scorer:
+    """A scoring process, from `__enter__` to `__exit__`.
+
+    Entering starts the process and imports the functions there. `score` blocks, within the bound
+    that the module states. Not to be shared by threads.
+
+    Raises:
+        RewardError: On entering, a function cannot be imported; in `score`, one broke its contract.
+    """
+
+    def __init__(self, spec: RewardSpec) -> None:
+        self._spec = spec
+        self._child: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection | None = None
+
+    def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def score(
+        self, queries: Sequence[Query], texts: Sequence[str], tokens: Sequence[Int32]
+    ) -> list[Score]:
+        """Score each text as a response to the query at the same position."""
+        if not texts:
+            return []
+        reply = self._call(_request(queries, texts, tokens))
+        if isinstance(reply, Rewards):
+            return [_score(value) for value in reply.values]
+        if len(texts) == 1:
+            return [_failure(reply)]
+        scores: list[Score] = []
+        hangs = 0
+        for query, text, ids in zip(queries, texts, tokens, strict=True):
+            if hangs == MAX_HANGS:
+                scores.append(
+                    _failed(Outcome.TIMEOUT, f"not tried: {hangs} responses before it hung")
+                )
+                continue
+            scores.extend(self.score([query], [text], [ids]))
+            hangs += scores[-1].outcome is Outcome.TIMEOUT
+        return scores
+
+    def _call(self, request: Request) -> Rewards | Raised | _Lost:
+        if self._child is None:
+            self._start()
+        reply = self._ask(request, self._spec.timeout_s)
+        if isinstance(reply, Refused):
+            raise RewardError(reply.message)
+        return reply
+
+    def _start(self) -> None:
+        ours, theirs = Pipe()
+        path = [entry or os.getcwd() for entry in sys.path] + [os.getcwd()]
+        with theirs:
+            # Not multiprocessing: that runs the main module again, and daemonic processes may not.
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", "-c", _MAIN.format(fd=theirs.fileno())],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what a reward function prints goes to our standard error
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._pipe = ours
+        reply = self._ask(self._spec, START_TIMEOUT_S)
+        if not isinstance(reply, Rewards):
+            self._stop()
+            reason = reply.message if isinstance(reply, Refused) else reply.detail
+            names = ", ".join(self._spec.functions)
+            raise RewardError(f"reward functions {names} cannot be used: {reason}")
+
+    def _ask(self, message: RewardSpec | Request, timeout_s: float) -> Reply | _Lost:
+        """Send a message and wait for the answer; kill a child that does not answer in time."""
+        assert self._child is not None
+        assert self._pipe is not None
+        reply: Reply | None = None
+        overran = threading.Event()
+        timer = threading.Timer(timeout_s, _kill, (self._child, overran))
+        timer.start()
+        try:
+            self._pipe.send(message)
+            reply = self._pipe.recv()
+        except (EOFError, OSError):
+            timer.cancel()
+            timer.join()
+            if overran.is_set():
+                return _Lost(Outcome.TIMEOUT, f"no reward within {timeout_s:g} s")
+            return _Lost(Outcome.ERROR, f"the scoring process ended with {self._last_words()}")
+        finally:
+            timer.cancel()
+            timer.join()
+            if reply is None or overran.is_set():
+                self._stop()
+        return reply
+
+    def _last_words(self) -> str:
+        assert self._child is not None
+        try:
+            code = self._child.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            return "its pipe closed"
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+    def _stop(self) -> None:
+        if self._child is not None:
+            _kill(self._child)
+            self._child.wait(timeout=START_TIMEOUT_S)
+        if self._pipe is not None:
+            self._pipe.close()
+        self._child = self._pipe = None
+
+
+_MAIN = "from tba.tasks.scoring_child import main; main({fd})"
+
+
+def _kill(child: subprocess.Popen[bytes], overran: threading.Event | None = None) -> None:
+    """Kill the child with everything it has started."""
+    if overran is not None:
+        overran.set()
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return  # it was gone already
+
+
+def _request(queries: Sequence[Query], texts: Sequence[str], tokens: Sequence[Int32]) -> Request:
+    names = dict.fromkeys(name for q in queries for name in q.columns if name != "prompt")
+    columns: dict[str, list[Any]] = {name: [q.columns.get(name) for q in queries] for name in names}
+    prompts = [q.columns.get("prompt", q.prompt) for q in queries]
+    return Request(prompts, list(texts), list(tokens), columns)
+
+
+def _score(value: float | None) -> Score:
+    if value is None:
+        return Score(Outcome.NOT_APPLICABLE, float("nan"))
+    return Score(Outcome.OK, value)
+
+
+def _failure(reply: Raised | _Lost) -> Score:
+    outcome = Outcome.ERROR if isinstance(reply, Raised) else reply.outcome
+    return _failed(outcome, reply.detail)
+
+
+def _failed(outcome: Outcome, detail: str) -> Score:
+    return Score(outcome, float("nan"), detail)

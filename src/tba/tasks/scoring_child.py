@@ -1,0 +1,214 @@
+"""The scoring process: imports reward functions, calls them and checks what they return.
+
+`tba.tasks.scoring` starts it, and kills it when a call takes too long. It imports no torch. The
+first message it gets is a `RewardSpec`, every other one a `Request`; it answers each with a
+`Reply`.
+"""
+
+import asyncio
+import inspect
+import numbers
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tba.errors import RewardError
+from tba.records import Int32
+from tba.tasks.base import RewardSpec
+from tba.tasks.references import describe, load_function
+
+LARGEST_REWARD = float(np.finfo(np.float32).max)
+GRACE_S = 5.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Responses to score; the lists are aligned."""
+
+    prompts: list[Any]
+    """What the user's rows held: strings or message lists."""
+    texts: list[str]
+    """Decoded responses."""
+    tokens: list[Int32]
+    """Their tokens."""
+    columns: dict[str, list[Any]]
+    """The rows' other columns, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewards:
+    """The functions returned."""
+
+    values: list[float | None]
+    """One weighted sum for each response; None where no function applies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """A function raised."""
+
+    detail: str
+    """Type and message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A function cannot be loaded or broke its contract."""
+
+    message: str
+    """One sentence for the user."""
+
+
+Reply = Rewards | Raised | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class RewardFunction:
+    """A loaded reward function and its weight."""
+
+    name: str
+    """As in the `RewardSpec`."""
+    function: Callable[..., Any]
+    """The function itself."""
+    weight: float
+    """Its weight in the sum."""
+
+    def __call__(self, arguments: Mapping[str, Any]) -> list[float | None]:
+        """Call the function with those of the arguments that it accepts, and check its rewards.
+
+        Raises:
+            RewardError: It needs a parameter that is not there, or did not return a list with one
+                finite number or None for each response.
+        """
+        rewards = self.function(**self._accepted(arguments))
+        if inspect.isawaitable(rewards):
+            rewards = asyncio.run(_wait_for(rewards))
+        expected = len(arguments["completions"])
+        if not isinstance(rewards, list):
+            raise self._breach(f"returned a {type(rewards).__name__}", "a list of numbers")
+        if len(rewards) != expected:
+            raise self._breach(
+                f"returned {len(rewards)} rewards", f"{expected}, one for each response"
+            )
+        return [self._checked(value) for value in rewards]
+
+    def _accepted(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        parameters = inspect.signature(self.function).parameters.values()
+        if any(p.kind is p.VAR_KEYWORD for p in parameters):
+            accepted = dict(arguments)
+        else:
+            accepted = {p.name: arguments[p.name] for p in parameters if p.name in arguments}
+        for p in parameters:
+            wanted = p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+            if wanted and p.name not in accepted:
+                raise RewardError(
+                    f"reward function {self.name} needs a parameter {p.name!r}, but there is "
+                    f"{', '.join(sorted(arguments))}: name a column or give a default"
+                )
+        return accepted
+
+    def _checked(self, value: Any) -> float | None:
+        if value is None:
+            return None
+        if not isinstance(value, numbers.Real | np.bool_):
+            raise self._breach(f"returned {value!r:.80}", "a number or None for each response")
+        reward = float(value)
+        if not abs(reward) <= LARGEST_REWARD:  # NaN compares false
+            raise self._breach(f"returned {value!r:.80}", "a finite number")
+        return reward
+
+    def _breach(self, what: str, expected: str) -> RewardError:
+        return RewardError(f"reward function {self.name} {what}, expected {expected}")
+
+
+def load(spec: RewardSpec) -> list[RewardFunction]:
+    """Import every function of the spec."""
+    return [
+        RewardFunction(name, load_function(name), weight)
+        for name, weight in zip(spec.functions, spec.weights, strict=True)
+    ]
+
+
+def evaluate(functions: Sequence[RewardFunction], request: Request) -> Rewards:
+    """Return the weighted sum of all functions for each response, leaving None out of it."""
+    arguments = request.columns | {
+        "prompts": request.prompts,
+        "completions": [
+            _completion(p, t) for p, t in zip(request.prompts, request.texts, strict=True)
+        ],
+        "completion_ids": [tokens.tolist() for tokens in request.tokens],
+    }
+    columns = [[_weigh(r, f.weight) for r in f(arguments)] for f in functions]
+    return Rewards([_total(values) for values in zip(*columns, strict=True)])
+
+
+def main(fd: int) -> None:
+    """Answer messages on file descriptor `fd` until the other end is closed."""
+    os.set_inheritable(fd, False)
+    pipe = Connection(fd)
+    os.register_at_fork(after_in_child=pipe.close)  # a forked child must not keep the pipe open
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        spec = pipe.recv()
+        functions = _guarded(lambda: load(spec))
+        if not isinstance(functions, list):
+            pipe.send(functions)
+            return
+        pipe.send(Rewards([]))
+        _serve(pipe, functions, spec.timeout_s)
+
+
+def _serve(pipe: Connection, functions: Sequence[RewardFunction], timeout_s: float) -> None:
+    while True:
+        work = partial(evaluate, functions, pipe.recv())
+        # Should the parent die while a function holds the interpreter lock, the kernel ends us.
+        signal.setitimer(signal.ITIMER_REAL, timeout_s + GRACE_S)
+        reply = _guarded(work)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        pipe.send(reply)
+
+
+def _guarded(work: Callable[[], T]) -> T | Raised | Refused:
+    """Run the user's code: the boundary beyond which nothing that it raises gets."""
+    try:
+        return work()
+    except RewardError as error:
+        return Refused(str(error))
+    except BaseException as error:
+        return Raised(describe(error))
+
+
+def _end_with(parent: int) -> None:
+    """End this process, whatever it is doing, once its parent is gone."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _completion(prompt: Any, text: str) -> Any:
+    """Return the response in the form of its prompt: a string or a list of one message."""
+    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+
+
+def _weigh(reward: float | None, weight: float) -> float | None:
+    return None if reward is None else weight * reward
+
+
+def _total(values: Sequence[float | None]) -> float | None:
+    applicable = [v for v in values if v is not None]
+    return sum(applicable) if applicable else None
+
+
+async def _wait_for(awaitable: Any) -> Any:
+    return await awaitable
