@@ -28,7 +28,12 @@ def calls(monkeypatch):
         if found.error is not None:
             raise found.error
         return summarize(
-            Totals(), steps=3, before=None, after=None, ended=found.ended, detail="stopped by SIGINT"
+            Totals(),
+            steps=3,
+            before=None,
+            after=None,
+            ended=found.ended,
+            detail="stopped by SIGINT",
         )
 
     monkeypatch.setitem(sys.modules, "tba.session", SimpleNamespace(run=run))
@@ -143,7 +148,10 @@ def test_resuming_what_is_no_run_is_refused(calls, tmp_path):
         ("eval m", "m is no run folder: say by --task what to ask the model"),
         ("eval m n --task arithmetic", "eval takes one run folder or model, but was given 2"),
         ("eval m --task arithmetik", "there is no recipe arithmetik"),
-        ("eval m --task arithmetic --k 1,16", "--k is 1,16, expected numbers from 1 to --samples (8)"),
+        (
+            "eval m --task arithmetic --k 1,16",
+            "--k is 1,16, expected numbers from 1 to --samples (8)",
+        ),
         ("eval m --task arithmetic --k some", "--k is some, expected numbers"),
         ("eval m --task arithmetic --seed x", 'seed is "x", expected integer >= 0'),
         ("eval ./m --task arithmetic", "The model folder ./m does not exist"),
