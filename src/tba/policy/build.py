@@ -39,7 +39,7 @@ def _character_tokenizer(config: BuildConfig) -> PreTrainedTokenizerFast:
     """Return a tokenizer with one token a character, besides padding and end-of-sequence."""
     alphabet = dict.fromkeys([_PAD, _EOS, *config.characters])
     backend = Tokenizer(WordLevel({token: index for index, token in enumerate(alphabet)}))
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex("(?s)."), behavior="isolated")
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     backend.decoder = decoders.Fuse()  # joins characters without spaces
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
