@@ -116,7 +116,7 @@ def test_a_run_on_a_loaded_model_has_that_as_its_reference(tmp_path):
 
 
 def test_command_measures_a_model_on_a_recipe(models):
-    arguments = ["eval", models[0], "--task", "arithmetic", "--samples", "2", "--k", "1,2"]
+    arguments = ["eval", models[0], "--task", "arithmetic", "--samples", "2"]
     result = CliRunner().invoke(app, [*arguments, *SETTINGS])
     assert result.exit_code == 0, result.output
     words = " ".join(result.stdout.replace("│", " ").split())

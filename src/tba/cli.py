@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 SETTINGS_ALLOWED = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Lets `--section.key value` pass through to the configuration."""
 HELP_WIDTH = 100
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer does not export it
 EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
 
 
@@ -46,6 +47,8 @@ class ErrorBoundary(TyperGroup):
             raise _end(str(error), EXIT_USER) from None
         except TbaError as error:
             raise _end(str(error), EXIT_FAILED) from None
+        except UsageError as error:
+            raise _end(cast(typer.BadParameter, error).format_message(), EXIT_USER) from None
         except KeyboardInterrupt:
             raise _end("interrupted", EXIT_INTERRUPTED) from None
 
@@ -73,18 +76,25 @@ app = typer.Typer(
 )
 
 
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        try:
+            print(f"tba {version('tba')}")
+        except PackageNotFoundError:
+            print("tba, not installed")
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
     show_version: Annotated[
-        bool, typer.Option("--version", is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
-    if show_version:
-        try:
-            print(version("tba"))
-        except PackageNotFoundError:
-            print("not installed")
-        raise typer.Exit
+    del show_version  # its callback has seen to it
 
 
 @app.command(cls=ConfigurableCommand, context_settings=SETTINGS_ALLOWED)
@@ -160,7 +170,10 @@ def evaluate(
         typer.Option(help="Model to compare with. [default: the run's initial model, or itself]"),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Responses sampled for each query.")] = 8,
-    k: Annotated[str, typer.Option(help="Which pass@k to tell, at most --samples.")] = "1,4,8",
+    k: Annotated[
+        str | None,
+        typer.Option(help="Which pass@k to tell. [default: 1,2,4,... up to --samples]"),
+    ] = None,
 ) -> None:
     """Measure a policy on a task's held-out queries, without training it."""
     sources, overrides = _split(arguments, ["task", "reference", "samples", "k"])
@@ -214,7 +227,9 @@ def _evaluation_config(source: str, task: str | None, overrides: list[str]) -> C
     return load_config(bases, [*model, *overrides])
 
 
-def _parse_ks(text: str, samples: int) -> list[int]:
+def _parse_ks(text: str | None, samples: int) -> list[int]:
+    if text is None:
+        return [2**power for power in range(samples.bit_length())]
     ks = [int(word) if word.isdecimal() else 0 for word in text.split(",")]
     if not all(1 <= k <= samples for k in ks):
         raise ConfigError(
