@@ -8,6 +8,7 @@ import pytest
 import tba
 from tba import api
 from tba.config.training import LinearBeta
+from tba.run.folder import RunFolder
 
 
 @pytest.fixture
@@ -15,7 +16,8 @@ def calls(monkeypatch):
     """Put a recorder in the place of the run itself."""
     found: list[SimpleNamespace] = []
 
-    def run(config, run_dir, *, resume=False, clean=False):
+    def run(config, run_dir, *, resume, clean, progress):
+        progress.event("at work")
         found.append(SimpleNamespace(config=config, run_dir=run_dir, resume=resume, clean=clean))
         return "summary"
 
@@ -41,6 +43,22 @@ def test_a_configuration_is_trained_as_it_is(calls):
     (call,) = calls
     assert call.config == config
     assert call.clean
+
+
+def test_progress_goes_to_stderr_unless_it_is_not_wanted(calls, capsys):
+    tba.train("arithmetic")
+    assert capsys.readouterr() == ("", "at work\n")
+    tba.train("arithmetic", progress=False)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_run_is_resumed_as_it_was_configured(calls, tmp_path):
+    config = tba.load_config(["arithmetic"], ["--trainer.steps=3"])
+    with RunFolder.create(tmp_path, config):
+        pass
+    tba.resume(tmp_path)
+    (call,) = calls
+    assert (call.config, call.run_dir, call.resume) == (config, tmp_path, True)
 
 
 def test_none_unsets_a_setting(calls):

@@ -21,7 +21,7 @@ def calls(monkeypatch):
     """Put a recorder in the place of the run itself; its `error` is raised if one is set."""
     found = SimpleNamespace(made=[], error=None, ended=Ending.FINISHED)
 
-    def run(config, run_dir, *, resume=False, clean=False):
+    def run(config, run_dir, *, resume, clean, progress):
         found.made.append(
             SimpleNamespace(config=config, run_dir=run_dir, resume=resume, clean=clean)
         )
@@ -136,7 +136,8 @@ def test_resume_goes_on_as_the_run_was_configured(calls, tmp_path):
         pass
     assert runner.invoke(app, ["train", "--resume", str(tmp_path)]).exit_code == 0
     (call,) = calls.made
-    assert (call.config, call.run_dir, call.resume) == (None, tmp_path, True)
+    assert call.config == load_config(["arithmetic"])
+    assert (call.run_dir, call.resume) == (tmp_path, True)
 
 
 def test_resuming_what_is_no_run_is_refused(calls, tmp_path):

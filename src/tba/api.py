@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 from tba.config import Config
 from tba.config.load import load_config
 from tba.config.toml import literal
+from tba.run.progress import Progress
 
 if TYPE_CHECKING:
     from tba.run.summary import Summary
@@ -22,6 +25,7 @@ def train(
     *,
     run_dir: str | Path | None = None,
     clean: bool = False,
+    progress: bool = True,
     **settings: object,
 ) -> "Summary":
     """Train a policy and return what the run came to.
@@ -32,6 +36,7 @@ def train(
         config: A recipe, the path of a TOML file, a `Config`, or several, later ones on top.
         run_dir: The run folder; by default `runs/NAME-DATE-TIME`.
         clean: Deletes the run that the folder holds already.
+        progress: Shows what the run does on stderr.
         settings: Single settings by dotted name, on top of all.
 
     Raises:
@@ -42,14 +47,11 @@ def train(
     overrides = [f"--{name}={literal(value)}" for name, value in settings.items()]
     resolved = load_config(sources, overrides)
     folder = default_run_dir(sources) if run_dir is None else Path(run_dir)
-    let_idle_threads_sleep()
-    from tba import session
-
-    return session.run(resolved, folder, clean=clean)
+    return run(resolved, folder, clean=clean, progress=progress)
 
 
-def resume(run_dir: str | Path) -> "Summary":
-    """Go on with an interrupted run from its newest checkpoint, as it was configured.
+def resume(run_dir: str | Path, *, progress: bool = True) -> "Summary":
+    """Go on with a run that was interrupted, from its newest checkpoint, as it was configured.
 
     Raises:
         UserError: The folder holds no run, or is in use.
@@ -57,11 +59,25 @@ def resume(run_dir: str | Path) -> "Summary":
     """
     from tba.run.folder import RunFolder
 
-    RunFolder.open(Path(run_dir)).config()  # refuses what is no run before torch is imported
+    config = RunFolder.open(Path(run_dir)).config()
+    return run(config, Path(run_dir), resume=True, progress=progress)
+
+
+def run(
+    config: Config,
+    run_dir: Path,
+    *,
+    resume: bool = False,
+    clean: bool = False,
+    progress: bool = True,
+) -> "Summary":
+    """Run a configuration in a folder."""
     let_idle_threads_sleep()
     from tba import session
 
-    return session.run(None, Path(run_dir), resume=True)
+    console = Console(stderr=True, quiet=not progress)
+    with Progress(config.trainer.steps, console=console) as shown:
+        return session.run(config, run_dir, resume=resume, clean=clean, progress=shown)
 
 
 def let_idle_threads_sleep() -> None:

@@ -136,7 +136,7 @@ def train(
             print(dump_toml(config), end="")
             return
         folder = api.default_run_dir(sources) if run_dir is None else run_dir
-        summary = api.train(config, run_dir=folder, clean=clean)
+        summary = api.run(config, folder, clean=clean)
     _report(summary, folder)
 
 

@@ -13,7 +13,7 @@ Both ends run the same code in every runtime.
 
 import time
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,9 @@ from tba.buffer import ReplayBuffer
 from tba.config import Config
 from tba.errors import AllExcludedError, WaitTimeoutError
 from tba.records import Trajectory
-from tba.runtimes.base import Runtime
+
+if TYPE_CHECKING:  # runtimes are built from lanes
+    from tba.runtimes.base import Runtime
 
 Mode = Literal["free", "barrier", "lockstep"]
 NO_ROUND = -1
@@ -154,7 +156,7 @@ class Intake:
 
     def __init__(
         self,
-        runtime: Runtime,
+        runtime: "Runtime",
         arrivals: Arrivals,
         *,
         timeout_s: float,

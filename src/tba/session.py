@@ -9,7 +9,6 @@ The loop itself is `tba.trainer`; nothing here knows what a step does.
 """
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -48,30 +47,25 @@ from tba.update import PolicyUpdate
 log = logging.getLogger(__name__)
 
 
-def run(config: Config | None, run_dir: Path, *, resume: bool = False, clean: bool = False) -> Summary:
+def run(
+    config: Config, run_dir: Path, *, resume: bool, clean: bool, progress: Progress
+) -> Summary:
     """Train as configured, in a run folder, and return what came of it.
 
     Args:
-        config: The settings; None to resume, since a run folder has its own.
+        config: The settings.
         run_dir: The run folder.
         resume: Go on with the run in that folder.
         clean: Delete the run that is in that folder first.
+        progress: What the user sees meanwhile.
 
     Raises:
         TbaError: The run could not be done; its folder, where there is one, is resumable and says why.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # for the searchers' processes
-    with ExitStack() as stack:
-        if resume:
-            folder = stack.enter_context(RunFolder.resume(run_dir))
-            config = folder.config()
-        else:
-            assert config is not None
-            folder = stack.enter_context(RunFolder.create(run_dir, config, clean=clean))
+    opened = RunFolder.resume(run_dir) if resume else RunFolder.create(run_dir, config, clean=clean)
+    with opened as folder, ExitStack() as stack:
         stack.enter_context(_log_to(folder.log("trainer")))
-        stop = stack.enter_context(StopSignal())
-        progress = stack.enter_context(Progress(config.trainer.steps))
-        session = Session(config, folder, stop, progress)
+        session = Session(config, folder, stack.enter_context(StopSignal()), progress)
         session.prepare(stack, load_newest(folder.checkpoints) if resume else None)
         return session.run()
 
@@ -165,8 +159,7 @@ class Session:
     def _loop(self) -> None:
         if self._before is None:
             self._before = self._evaluate()
-        steps = self._trainer.steps()
-        for report in steps:
+        for report in self._trainer.steps():
             self._note(report)
             every = self._config.checkpoint.every
             if every and report.published and report.step - self._saved_step >= every:
@@ -263,7 +256,7 @@ class Session:
         if rollouts.dropped_bytes:
             self._progress.event(f"rollout log: dropped a torn tail of {rollouts.dropped_bytes} bytes")
         if isinstance(self._config.runtime, InlineRuntimeConfig):
-            rollouts.truncate(checkpoint.state.rollout_position if checkpoint else 0)
+            rollouts.truncate(checkpoint.state.rollout_position if checkpoint else rollouts.start)
         return rollouts
 
     def _rebuild_buffer(
@@ -293,7 +286,7 @@ class Session:
         reference = Reference(
             policy.model,
             temperature=config.search.temperature,
-            token_budget=config.trainer.micro_batch_tokens,
+            micro_batch_tokens=config.trainer.micro_batch_tokens,
         )
         saved = checkpoint.reference() if checkpoint else None
         if saved is not None:

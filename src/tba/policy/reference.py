@@ -1,9 +1,10 @@
 """The reference policy: log-probabilities without gradient, in micro-batches."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from tba.policy.log_probs import response_log_probs
@@ -19,6 +20,10 @@ class Reference:
         self._model = model
         self._temperature = temperature
         self._micro_batch_tokens = micro_batch_tokens
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return the live parameters by name, in a fixed order; whoever copies into them changes the reference."""
+        return dict(self._model.named_parameters())
 
     @torch.no_grad()
     def log_ref(

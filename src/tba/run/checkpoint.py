@@ -6,7 +6,7 @@
         optimizer.json          its parameter groups, with parameters by name
         reference/              the reference as a Hugging Face folder, once it has been reset
         buffer.safetensors      the buffer's arrays
-        state.json              versions, cursors, random states and totals: `TrainerState`
+        state.json              versions, position in the rollout log, totals: `TrainerState`
         MANIFEST.json           size and SHA-256 of each file, written last
 
 A checkpoint is written beside its place and renamed into it when every byte is on the disk, so one
@@ -42,20 +42,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """Where a trainer stands, apart from its tensors."""
+    """Where a trainer stands, apart from its tensors.
+
+    Random streams and query cursors are not among it: they are functions of the seed and of the step or the search
+    batch, and which search batches there were is in the rollout log.
+    """
 
     step: int
     """Optimiser steps done: the policy version."""
     reference_version: int
     """Optimiser steps behind the reference; 0 is the initial model."""
     rollout_position: int
-    """Trajectories of the rollout log that the saved buffer has seen."""
-    next_tickets: tuple[int, ...]
-    """The next ticket of each searcher's lane."""
-    bad_steps_in_row: int
-    """Skipped steps since the last good one."""
-    random_state: Mapping[str, Any]
-    """`Generator.bit_generator.state` of each numpy generator, by name."""
+    """End of the rollout log in bytes."""
     before: EvalReport | None
     """Accuracy of the initial policy, so that it need not be measured again."""
     totals: Totals

@@ -118,6 +118,8 @@ class RolloutLog:
         """Bytes of a torn tail that opening cut off."""
         self.position = 0
         """End of the log in bytes."""
+        self.start = len(_HEADER)
+        """End of the log when it is empty."""
         with _storage_errors(path, "opened"):
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

@@ -40,16 +40,16 @@ def open_lane(plan: SearchPlan, seat: Seat, first_ticket: int, device: str) -> I
     """Load policy, reference, task and scorer, and put a searcher on a lane."""
     config = plan.config
     dtype = getattr(torch, config.search.dtype)
-    policy = load_policy(plan.model_folder, config.model, device=device, dtype=dtype)
-    reference = load_policy(plan.model_folder, config.model, device=device, dtype=dtype)
+    policy = load_policy(plan.model_folder, config.model, device=torch.device(device), dtype=dtype)
+    reference = load_policy(plan.model_folder, config.model, device=torch.device(device), dtype=dtype)
     task = load_task(config.task, policy.tokenizer)
     with Scorer(task.reward) as scorer:
         searcher = Searcher(
-            TorchEngine(policy),
+            TorchEngine(policy.model, policy.eos_ids),
             Reference(
                 reference.model,
                 temperature=config.search.temperature,
-                token_budget=config.trainer.micro_batch_tokens,
+                micro_batch_tokens=config.trainer.micro_batch_tokens,
             ),
             scorer=scorer,
             tokenizer=policy.tokenizer,
