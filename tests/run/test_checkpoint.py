@@ -307,7 +307,7 @@ model = LlamaForCausalLM(LlamaConfig(vocab_size=16, hidden_size=8, intermediate_
 optimizer = torch.optim.AdamW(model.parameters())
 
 def save(folder, step):
-    state = TrainerState(step, 0, 0, (), 0, {}, None, Totals())
+    state = TrainerState(step, 0, 0, None, Totals())
     save_checkpoint(folder, state, model=model, tokenizer=Tokenizer(), optimizer=optimizer,
         buffer={"step": np.array([step])}, keep=1)
 

@@ -75,7 +75,7 @@ def test_a_refused_write_is_a_storage_error(tmp_path):
 def test_a_full_disk_is_named():
     with (
         MetricsWriter(Path("/dev/full")) as writer,
-        pytest.raises(StorageError, match="disk is full: free some space, then resume"),
+        pytest.raises(StorageError, match=r"disk is full.*: free some space, then try again"),
     ):
         writer.write(1, {})
 

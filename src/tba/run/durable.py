@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,15 +23,17 @@ def storage_errors(what: str) -> Iterator[None]:
 
 def storage_error(what: str, error: Exception) -> StorageError:
     """Return the one sentence that says why `what` could not be written, and what to do."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageError(
-            f"{what} could not be written because the disk is full: free some space, then resume "
-            "(what was written before is intact)"
-        )
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    number = error.errno if isinstance(error, OSError) else None
+    if from_rust := re.search(r"\(os error (\d+)\)", str(error)):  # how Rust libraries tell theirs
+        number = int(from_rust[1])
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        reason, remedy = "the disk is full", "free some space"
+    else:
+        reason = os.strerror(number) if number is not None else str(error)
+        remedy = "repair the disk or the permissions"
     return StorageError(
-        f"{what} could not be written ({reason}): make room or change the permissions, then resume "
-        "(what was written before is intact)"
+        f"{what} could not be written ({reason}), but what was written before is intact: "
+        f"{remedy}, then try again"
     )
 
 
