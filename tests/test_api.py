@@ -8,6 +8,7 @@ import pytest
 import tba
 from tba import api
 from tba.config.training import LinearBeta
+from tba.run.folder import RunFolder
 
 
 @pytest.fixture
@@ -15,11 +16,12 @@ def calls(monkeypatch):
     """Put a recorder in the place of the run itself."""
     found: list[SimpleNamespace] = []
 
-    def train(config, **options):
-        found.append(SimpleNamespace(config=config, **options))
+    def run(config, run_dir, *, resume, clean, progress):
+        progress.event("at work")
+        found.append(SimpleNamespace(config=config, run_dir=run_dir, resume=resume, clean=clean))
         return "summary"
 
-    monkeypatch.setitem(sys.modules, "tba.session", SimpleNamespace(train=train))
+    monkeypatch.setitem(sys.modules, "tba.session", SimpleNamespace(run=run))
     monkeypatch.delattr(tba, "session", raising=False)
     return found
 
@@ -27,17 +29,12 @@ def calls(monkeypatch):
 def test_a_recipe_with_settings_is_trained_in_the_folder(calls):
     beta = {"kind": "linear", "start": 0.1, "end": 0.05}
     settings = {"trainer.steps": 10, "objective.beta": beta, "task.answer_prefix": "12"}
-    assert tba.train("arithmetic", run_dir="runs/x", progress=False, **settings) == "summary"
+    assert tba.train("arithmetic", run_dir="runs/x", **settings) == "summary"
     (call,) = calls
     assert call.config.trainer.steps == 10
     assert call.config.objective.beta == LinearBeta(start=0.1, end=0.05)
     assert call.config.task.answer_prefix == "12"
-    assert (call.run_dir, call.resume, call.clean, call.progress) == (
-        Path("runs/x"),
-        False,
-        False,
-        None,
-    )
+    assert (call.run_dir, call.resume, call.clean) == (Path("runs/x"), False, False)
 
 
 def test_a_configuration_is_trained_as_it_is(calls):
@@ -46,7 +43,22 @@ def test_a_configuration_is_trained_as_it_is(calls):
     (call,) = calls
     assert call.config == config
     assert call.clean
-    assert call.progress is not None
+
+
+def test_progress_goes_to_stderr_unless_it_is_not_wanted(calls, capsys):
+    tba.train("arithmetic")
+    assert capsys.readouterr() == ("", "at work\n")
+    tba.train("arithmetic", progress=False)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_run_is_resumed_as_it_was_configured(calls, tmp_path):
+    config = tba.load_config(["arithmetic"], ["--trainer.steps=3"])
+    with RunFolder.create(tmp_path, config):
+        pass
+    tba.resume(tmp_path)
+    (call,) = calls
+    assert (call.config, call.run_dir, call.resume) == (config, tmp_path, True)
 
 
 def test_none_unsets_a_setting(calls):

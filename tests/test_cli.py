@@ -10,6 +10,8 @@ import tba
 from tba.cli import app
 from tba.config.load import load_config
 from tba.errors import DivergedError, ModelError
+from tba.run.folder import RunFolder
+from tba.run.summary import Ending, Totals, summarize
 
 runner = CliRunner()
 
@@ -17,15 +19,24 @@ runner = CliRunner()
 @pytest.fixture
 def calls(monkeypatch):
     """Put a recorder in the place of the run itself; its `error` is raised if one is set."""
-    found = SimpleNamespace(made=[], error=None)
+    found = SimpleNamespace(made=[], error=None, ended=Ending.FINISHED)
 
-    def train(config, **options):
-        found.made.append(SimpleNamespace(config=config, **options))
+    def run(config, run_dir, *, resume, clean, progress):
+        found.made.append(
+            SimpleNamespace(config=config, run_dir=run_dir, resume=resume, clean=clean)
+        )
         if found.error is not None:
             raise found.error
-        return SimpleNamespace(before=None, after=None)
+        return summarize(
+            Totals(),
+            steps=3,
+            before=None,
+            after=None,
+            ended=found.ended,
+            detail="stopped by SIGINT",
+        )
 
-    monkeypatch.setitem(sys.modules, "tba.session", SimpleNamespace(train=train))
+    monkeypatch.setitem(sys.modules, "tba.session", SimpleNamespace(run=run))
     monkeypatch.delattr(tba, "session", raising=False)
     return found
 
@@ -84,6 +95,8 @@ def test_dry_run_prints_a_configuration_that_loads_and_runs_nothing(calls, tmp_p
         ("train arithmetic --dryrun", "there is no option --dryrun (did you mean --dry-run?)"),
         ("train arithmetik", "there is no recipe arithmetik (did you mean arithmetic?)"),
         ("train", "nothing to train is named: give a recipe (arithmetic"),
+        ("train arithmetic --run-dir", "Option '--run-dir' requires an argument"),
+        ("trian arithmetic", "No such command 'trian'"),
         ("train arithmetic --resume x", "--resume x goes on with that run as it was configured"),
         ("train --resume x --seed 3", "--resume x goes on with that run as it was configured"),
     ],
@@ -109,6 +122,49 @@ def test_errors_of_a_run_end_in_a_sentence_and_their_exit_code(calls, error, cod
     assert "Traceback" not in result.output
 
 
+def test_an_interrupted_run_ends_in_130_and_says_how_to_go_on(calls):
+    calls.ended = Ending.INTERRUPTED
+    result = runner.invoke(app, ["train", "arithmetic", "--run-dir", "r"])
+    assert result.exit_code == 130
+    assert result.stderr == (
+        "tba: stopped by SIGINT after 3 steps; go on with: tba train --resume r\n"
+    )
+
+
+def test_resume_goes_on_as_the_run_was_configured(calls, tmp_path):
+    with RunFolder.create(tmp_path, load_config(["arithmetic"])):
+        pass
+    assert runner.invoke(app, ["train", "--resume", str(tmp_path)]).exit_code == 0
+    (call,) = calls.made
+    assert call.config == load_config(["arithmetic"])
+    assert (call.run_dir, call.resume) == (tmp_path, True)
+
+
+def test_resuming_what_is_no_run_is_refused(calls, tmp_path):
+    assert "is not a run folder" in refusal("train", "--resume", str(tmp_path))
+    assert calls.made == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("eval m", "m is no run folder: say by --task what to ask the model"),
+        ("eval m n --task arithmetic", "eval takes one run folder or model, but was given 2"),
+        ("eval m --task arithmetik", "there is no recipe arithmetik"),
+        (
+            "eval m --task arithmetic --k 1,16",
+            "--k is 1,16, expected numbers from 1 to --samples (8)",
+        ),
+        ("eval m --task arithmetic --k some", "--k is some, expected numbers"),
+        ("eval m --task arithmetic --samples 0", "Invalid value for '--samples'"),
+        ("eval m --task arithmetic --seed x", 'seed is "x", expected integer >= 0'),
+        ("eval ./m --task arithmetic", "The model folder ./m does not exist"),
+    ],
+)
+def test_a_wrong_evaluation_is_one_sentence_and_exit_code_2(arguments, sentence):
+    assert refusal(*arguments.split()).startswith(sentence)
+
+
 def test_a_bug_of_ours_keeps_its_traceback(calls):
     calls.error = ZeroDivisionError("a bug")
     assert isinstance(runner.invoke(app, ["train", "arithmetic"]).exception, ZeroDivisionError)
@@ -125,11 +181,16 @@ def test_help_shows_every_setting_with_meaning_default_and_unit():
     assert "--run-dir" in words
 
 
+def test_version_is_printed():
+    result = runner.invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.stdout.startswith("tba")
+
+
 def test_doctor_ends_well_on_a_whole_installation():
     result = runner.invoke(app, ["doctor"])
     assert result.exit_code == 0
     assert "extra dev" in result.stdout
-    assert "avail" not in result.stderr
 
 
 def test_doctor_ends_in_1_when_the_core_lacks_something(monkeypatch):

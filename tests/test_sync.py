@@ -62,7 +62,9 @@ def test_publishing_copies_so_later_changes_of_the_trainer_do_not_travel() -> No
     assert all(torch.equal(into[name], before[name]) for name in weights)
 
 
-def test_header_shows_the_old_version_until_the_new_one_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_header_shows_the_old_version_until_the_new_one_is_hashed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     weights, gate = make_weights(0), threading.Event()
     store = WeightStore(weights, torch.float32)
     store.publish(weights, 1)

@@ -40,7 +40,7 @@ def train(
         settings: Single settings by dotted name, on top of all.
 
     Raises:
-        UserError: Something given is wrong; nothing was touched.
+        UserError: Something given is wrong.
         TbaError: The run could not go on; its folder can be resumed.
     """
     sources = [config] if isinstance(config, str | Config) else list(config)
@@ -55,7 +55,7 @@ def resume(run_dir: str | Path, *, progress: bool = True) -> "Summary":
 
     Raises:
         UserError: The folder holds no run, or is in use.
-        TbaError: The run could not go on.
+        TbaError: The run could not go on; its folder can be resumed.
     """
     from tba.run.folder import RunFolder
 
@@ -72,13 +72,17 @@ def run(
     progress: bool = True,
 ) -> "Summary":
     """Run a configuration in a folder."""
-    # Idle threads must sleep, not spin: trainer and searchers share the cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    let_idle_threads_sleep()
     from tba import session
 
     console = Console(stderr=True, quiet=not progress)
     with Progress(config.trainer.steps, console=console) as shown:
         return session.run(config, run_dir, resume=resume, clean=clean, progress=shown)
+
+
+def let_idle_threads_sleep() -> None:
+    """Call before torch is imported: spinning threads would take the cores from other processes."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def default_run_dir(sources: Sequence[str | Config]) -> Path:

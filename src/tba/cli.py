@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -22,11 +22,17 @@ from tba.config import Config
 from tba.config.describe import Setting, describe, sections
 from tba.config.explain import nearest
 from tba.config.load import dump_toml, load_config, recipes
+from tba.config.toml import literal
 from tba.errors import ConfigError, TbaError, UserError
+from tba.run.folder import RunFolder
+
+if TYPE_CHECKING:
+    from tba.run.summary import Summary
 
 SETTINGS_ALLOWED = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Lets `--section.key value` pass through to the configuration."""
 HELP_WIDTH = 100
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer does not export it
 EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
 
 
@@ -41,6 +47,8 @@ class ErrorBoundary(TyperGroup):
             raise _end(str(error), EXIT_USER) from None
         except TbaError as error:
             raise _end(str(error), EXIT_FAILED) from None
+        except UsageError as error:
+            raise _end(cast(typer.BadParameter, error).format_message(), EXIT_USER) from None
         except KeyboardInterrupt:
             raise _end("interrupted", EXIT_INTERRUPTED) from None
 
@@ -68,18 +76,25 @@ app = typer.Typer(
 )
 
 
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        try:
+            print(f"tba {version('tba')}")
+        except PackageNotFoundError:
+            print("tba, not installed")
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
     show_version: Annotated[
-        bool, typer.Option("--version", is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
-    if show_version:
-        try:
-            print(version("tba"))
-        except PackageNotFoundError:
-            print("not installed")
-        raise typer.Exit
+    del show_version  # its callback has seen to it
 
 
 @app.command(cls=ConfigurableCommand, context_settings=SETTINGS_ALLOWED)
@@ -109,7 +124,8 @@ def train(
             raise ConfigError(
                 f"--resume {resume} goes on with that run as it was configured: give nothing else"
             )
-        summary = api.resume(resume)
+        folder = resume
+        summary = api.resume(folder)
     else:
         if not sources:
             raise ConfigError(
@@ -121,10 +137,58 @@ def train(
             return
         folder = api.default_run_dir(sources) if run_dir is None else run_dir
         summary = api.run(config, folder, clean=clean)
-    if summary.before is not None and summary.after is not None:
-        from tba.run.summary import results_table
+    _report(summary, folder)
 
+
+def _report(summary: "Summary", folder: Path) -> None:
+    """Tell what a run came to; one that was stopped ends like one that Ctrl-C killed."""
+    from tba.run.summary import Ending, results_table
+
+    if summary.ended is Ending.INTERRUPTED:
+        advice = f"go on with: tba train --resume {folder}"
+        raise _end(f"{summary.detail} after {summary.steps} steps; {advice}", EXIT_INTERRUPTED)
+    if summary.before is not None and summary.after is not None:
         Console().print(results_table(summary.before, summary.after))
+    print(f"everything about the run is in {folder}")
+
+
+@app.command("eval", cls=ConfigurableCommand, context_settings=SETTINGS_ALLOWED)
+def evaluate(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN_OR_MODEL [--section.key value ...]",
+            help="A run folder (its newest checkpoint), or folder or hub name of a model.",
+        ),
+    ],
+    task: Annotated[
+        str | None,
+        typer.Option(help="Recipe or TOML file of the task. [default: the run's own task]"),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(help="Model to compare with. [default: the run's initial model, or itself]"),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Responses sampled for each query.")] = 8,
+    k: Annotated[
+        str | None,
+        typer.Option(help="Which pass@k to tell. [default: 1,2,4,... up to --samples]"),
+    ] = None,
+) -> None:
+    """Measure a policy on a task's held-out queries, without training it."""
+    sources, overrides = _split(arguments, ["task", "reference", "samples", "k"])
+    if len(sources) != 1:
+        raise ConfigError(f"eval takes one run folder or model, but was given {len(sources)}")
+    config = _evaluation_config(sources[0], task, overrides)
+    ks = _parse_ks(k, samples)
+    api.let_idle_threads_sleep()
+    from tba.eval import evaluate_models, find_models
+
+    report = evaluate_models(config, find_models(sources[0], reference), samples=samples, ks=ks)
+    table = Table(title=f"{report.policy}: {report.queries} held-out queries", show_header=False)
+    for name, value in report.lines():
+        table.add_row(name, value)
+    Console().print(table)
 
 
 @app.command()
@@ -149,6 +213,29 @@ def main() -> None:
 def _end(sentence: str, code: int) -> typer.Exit:
     print(f"tba: {' '.join(sentence.split())}", file=sys.stderr)
     return typer.Exit(code)
+
+
+def _evaluation_config(source: str, task: str | None, overrides: list[str]) -> Config:
+    """Return the configuration of a run, the task's recipe on top of it, for the given model."""
+    folder = RunFolder(Path(source))
+    bases: list[str | Config] = [folder.config()] if folder.lock_file.is_file() else []
+    if task is not None:
+        bases.append(task)
+    if not bases:
+        raise ConfigError(f"{source} is no run folder: say by --task what to ask the model")
+    model = ["--model.build=none", f"--model.model_name_or_path={literal(source)}"]
+    return load_config(bases, [*model, *overrides])
+
+
+def _parse_ks(text: str | None, samples: int) -> list[int]:
+    if text is None:
+        return [2**power for power in range(samples.bit_length())]
+    ks = [int(word) if word.isdecimal() else 0 for word in text.split(",")]
+    if not all(1 <= k <= samples for k in ks):
+        raise ConfigError(
+            f"--k is {text}, expected numbers from 1 to --samples ({samples}), such as 1,{samples}"
+        )
+    return ks
 
 
 def _split(arguments: Sequence[str], options: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -103,7 +103,7 @@ def _devices() -> Iterator[Finding]:
         memory = _gib(device.total_memory)
         yield Finding(f"device cuda:{index}", f"{device.name}, {memory}, {bfloat16}")
     # Not every torch that we admit can tell.
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     bf16 = [name for name in ("amx_bf16", "avx512_bf16", "bf16") if capabilities.get(name)]
     speed = f"bfloat16 by {bf16[0]}" if bf16 else "bfloat16 emulated, float32 is quicker"
     yield Finding("device cpu", f"{platform.machine()}, {speed}")

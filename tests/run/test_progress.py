@@ -30,10 +30,10 @@ METRICS = {
 class Screen:
     """A progress display on a console that can be read, and a clock that stands still."""
 
-    def __init__(self, *, terminal: bool = False, steps: int = 100) -> None:
+    def __init__(self, *, terminal: bool = False, steps: int = 100, width: int = 120) -> None:
         self.now = 0.0
         self.file = io.StringIO()
-        console = Console(file=self.file, force_terminal=terminal, width=120, color_system=None)
+        console = Console(file=self.file, force_terminal=terminal, width=width, color_system=None)
         self.progress = Progress(steps, console=console, clock=lambda: self.now)
 
     def step(self, step: int, at: float, **metrics: float) -> None:
@@ -140,6 +140,17 @@ def test_an_event_is_told_in_one_line_as_it_is():
     screen = Screen()
     screen.progress.event("searcher 1 died [bold] " + "x" * 300)
     assert screen.lines == ["searcher 1 died [bold] " + "x" * 300]
+
+
+def test_no_cell_is_broken_in_a_terminal_of_80_columns():
+    screen = Screen(terminal=True, width=80)
+    with screen.progress:
+        screen.step(1, at=0.0, **METRICS)
+        screen.progress.evaluated(evaluation())
+        screen.step(2, at=1.0, **METRICS)
+    for cell in ("search tokens/s 12,346", "learning rate 0.0001", "evaluation 0.612"):
+        assert cell in screen.text
+    assert "[dim]" not in screen.text
 
 
 def test_a_terminal_gets_one_picture_that_is_drawn_over():

@@ -9,6 +9,7 @@ from typing import Self
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from tba.records import EvalReport, StepReport
 
@@ -29,6 +30,8 @@ CELLS = {
 }
 """What is shown of a step, in this order; a cell whose metrics are missing is left out."""
 
+CELLS_A_ROW = 3
+"""As many as fit into 80 columns."""
 LIVE_INTERVAL_S = 0.5
 """Seconds between two pictures of the live panel."""
 PLAIN_INTERVAL_S = 10.0
@@ -96,7 +99,7 @@ class Progress:
 
     def event(self, text: str) -> None:
         """Tell something at once: a warning, a searcher replaced, a checkpoint."""
-        self._console.print(text, soft_wrap=True, markup=False, highlight=False)
+        self._console.print(Text(text), soft_wrap=True)
 
     def _show(self, report: StepReport) -> None:
         cells = dict(self._cells(report))
@@ -122,16 +125,16 @@ class Progress:
 
     def _seconds_left(self, step: int) -> float | None:
         """Estimate the time to the last step from the pace since the first report."""
-        if self._first is None or step <= self._first[0]:
+        if self._first is None or not self._first[0] < step < self._steps:
             return None
         first_step, first_at = self._first
         return (self._steps - step) * (self._clock() - first_at) / (step - first_step)
 
 
 def _panel(cells: dict[str, str]) -> Table:
-    """Lay the cells out in rows of four."""
+    """Lay the cells out in rows."""
     grid = Table.grid(padding=(0, 3))
-    texts = [f"[dim]{label}[/dim] {text}" for label, text in cells.items()]
-    for start in range(0, len(texts), 4):
-        grid.add_row(*texts[start : start + 4])
+    texts = [Text.assemble((label, "dim"), " ", text) for label, text in cells.items()]
+    for start in range(0, len(texts), CELLS_A_ROW):
+        grid.add_row(*texts[start : start + CELLS_A_ROW])
     return grid
