@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tba.columns import Growing, is_among, last_of_each, ranges, sequence_keys
+from tba.columns import Growing, is_among, last_of_each, occurrences, ranges, sequence_keys
 from tba.recency import Recency, Recent
 from tba.records import FinishReason, Float32, Int32, Int64, Outcome
 from tba.run.rollouts import flatten
@@ -35,6 +35,7 @@ _SLOT = np.dtype(
         ("policy_version", "i4"),
         ("reference_version", "i4"),
         ("uses", "i4"),  # batches in which it occurred
+        ("found", "i4"),  # how often the policy version that found it last has found it
         ("reward", "f4"),
         ("finished", "?"),
         ("refreshed", "?"),  # log_ref is no longer the logged one
@@ -126,6 +127,7 @@ class ReplayBuffer:
         excluded = batch.num_rows - len(rows)
         if version_ceiling is not None:
             np.minimum(rows["policy_version"], version_ceiling, out=rows["policy_version"])
+        rows["found"] = occurrences(rows[["key", "policy_version"]])
         latest = last_of_each(rows["key"])
         duplicate = len(rows) - len(latest)
         if duplicate:
@@ -307,6 +309,7 @@ class ReplayBuffer:
         for query, new in zip(numbers.tolist(), np.split(slots[order], first[1:]), strict=True):
             old = self.samples(query)
             again = is_among(self.field("key", new), self.field("key", old))
+            self._count_finds(old[again], new)
             merged = np.concatenate([old[~again], new])
             kept = merged[-self.capacity_per_query :]
             removed += [old[again], merged[: len(merged) - len(kept)]]
@@ -314,6 +317,20 @@ class ReplayBuffer:
             self._set_samples(query, kept)
         self._release(np.concatenate(removed))
         return replaced
+
+    def _count_finds(self, replaced: NDArray[Any], new: NDArray[Any]) -> None:
+        """Let new samples inherit the count of the equal old ones, if the same policy version found both."""
+        count_of = dict(
+            zip(
+                self.field("key", replaced).tolist(),
+                self._slots.data[["policy_version", "found"]][replaced].tolist(),
+                strict=True,
+            )
+        )
+        for slot, key in zip(new.tolist(), self.field("key", new).tolist(), strict=True):
+            version, found = count_of.get(key, (None, 0))
+            if version == self._slots.data["policy_version"][slot]:
+                self._slots.data["found"][slot] += found
 
     def _set_samples(self, number: int, slots: NDArray[Any]) -> None:
         if len(slots) > self._index.shape[1]:

@@ -61,6 +61,12 @@ def last_of_each(keys: NDArray[np.uint64]) -> Int64:
     return np.sort(len(keys) - 1 - from_the_end)
 
 
+def occurrences(keys: NDArray[Any]) -> Int64:
+    """Return how often each row's key occurs among all of them."""
+    _, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    return counts[inverse]
+
+
 def is_among(wanted: NDArray[Any], values: NDArray[Any]) -> NDArray[np.bool_]:
     """Say which values are among the wanted ones, of which there is at least one."""
     wanted = np.sort(wanted)

@@ -121,6 +121,7 @@ class Arrivals:
         self._excluded_in_a_row = 0
         self._passed = 0
         self._fresh = 0
+        self._share = float("nan")
         self.scored = 0
         """Trajectories that arrived with a reward, duplicates included."""
 
@@ -145,10 +146,11 @@ class Arrivals:
             )
 
     def pass_at_1(self) -> float:
-        """Return the share of correct responses among those that arrived since the last call (NaN: none did)."""
-        share = self._passed / self._fresh if self._fresh else float("nan")
-        self._passed = self._fresh = 0
-        return share
+        """Return the share of correct ones among the newest arrivals: those since the last call, if there were any."""
+        if self._fresh:
+            self._share = self._passed / self._fresh
+            self._passed = self._fresh = 0
+        return self._share
 
 
 class Intake:

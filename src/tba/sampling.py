@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tba.buffer import ReplayBuffer
 from tba.config.search import BufferConfig
-from tba.records import Batch, Int64
+from tba.records import Batch, Float32, Int64
 
 
 def draw_batch(
@@ -48,14 +48,18 @@ def draw_batch(
     draws = []
     for number, newest in zip(numbers.tolist(), on_policy, strict=True):
         slots = bounds.samples(number)
+        found = buffer.field("found", slots)
         if newest:
-            version = buffer.field("policy_version", slots)
-            chosen = choose_newest(version, recent.oldest_version, samples_per_query, generator)
-        elif config.off_policy_sampling == "softmax_reward":
-            logits = buffer.field("reward", slots).astype(np.float64) / config.reward_temperature
-            chosen = choose_by_softmax(logits, samples_per_query, generator)
+            chosen = choose_newest(
+                buffer.field("policy_version", slots),
+                found,
+                samples_per_query,
+                recent_from=recent.oldest_version,
+                generator=generator,
+            )
         else:
-            chosen = choose_by_softmax(np.zeros(len(slots)), samples_per_query, generator)
+            logits = _off_policy_logits(buffer.field("reward", slots), config)
+            chosen = choose_by_softmax(logits, found, samples_per_query, generator)
         draws.append(slots[chosen])
     batch = _assemble(buffer, numbers, np.stack(draws), on_policy)
     buffer.count_use(batch.slots)
@@ -63,35 +67,52 @@ def draw_batch(
 
 
 def choose_newest(
-    version: NDArray[Any], recent_from: int, count: int, generator: np.random.Generator
+    version: NDArray[Any],
+    found: NDArray[Any],
+    count: int,
+    *,
+    recent_from: int,
+    generator: np.random.Generator,
 ) -> Int64:
     """Choose positions: `count` of those with a recent version, uniformly; too few are filled up.
 
-    First with the next newest older ones (`version` is in order of arrival, newest last), then,
-    when there are not `count`, with repeats: every one once, the rest uniformly with replacement.
+    First with the next newest older ones (`version` is in order of arrival, newest last). When there are not `count`
+    in all, with replacement, each as likely as it was often found: as if duplicates had not been merged.
     """
     by_age = np.argsort(version, kind="stable")[::-1]  # newest first
     recent = by_age[: int((version >= recent_from).sum())]
     if len(recent) >= count:
         return generator.choice(recent, count, replace=False)
-    chosen = by_age[:count]
-    repeats = generator.integers(len(chosen), size=count - len(chosen))
-    return np.concatenate([chosen, chosen[repeats]])
+    if len(by_age) >= count:
+        return by_age[:count]
+    pool = recent if len(recent) else by_age
+    return generator.choice(pool, count, p=found[pool] / found[pool].sum())
 
 
 def choose_by_softmax(
-    logits: NDArray[np.float64], count: int, generator: np.random.Generator
+    logits: NDArray[np.float64],
+    found: NDArray[Any],
+    count: int,
+    generator: np.random.Generator,
 ) -> Int64:
     """Choose `count` positions by softmax without replacement; equal logits choose uniformly.
 
     The largest of logit + Gumbel noise are such a sample (Kool et al. 2019), and no exponential is
-    taken, so nothing underflows; equal logits that swallow the noise, or are -inf, are ordered by
-    the noise alone. When there are not `count`: every one once, the rest with replacement.
+    taken, so nothing underflows; equal logits that swallow the noise, or are -inf, are ordered by the
+    noise alone. When there are not `count`: with replacement, by softmax times how often each was found.
     """
-    total = len(logits)
-    chosen = _noisy_order(logits, generator)[:count]
-    repeats = [_noisy_order(logits, generator)[0] for _ in range(count - total)]
-    return np.concatenate([chosen, np.array(repeats, dtype=np.int64)])
+    if len(logits) >= count:
+        return _noisy_order(logits, generator)[:count]
+    weighted = logits + np.log(found)
+    repeats = [_noisy_order(weighted, generator)[0] for _ in range(count)]
+    return np.array(repeats, dtype=np.int64)
+
+
+def _off_policy_logits(reward: Float32, config: BufferConfig) -> NDArray[np.float64]:
+    """Return the logits of the branch that may take any sample of a query."""
+    if config.off_policy_sampling == "softmax_reward":
+        return reward.astype(np.float64) / config.reward_temperature
+    return np.zeros(len(reward))
 
 
 def _noisy_order(logits: NDArray[np.float64], generator: np.random.Generator) -> Int64:

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from tba.buffer import ReplayBuffer
 from tba.config import Config, InlineRuntimeConfig
@@ -62,6 +63,7 @@ def run(
     Raises:
         TbaError: The run could not be done; its folder, where there is one, is resumable and says why.
     """
+    disable_progress_bar()  # transformers' own would tear ours
     opened = RunFolder.resume(run_dir) if resume else RunFolder.create(run_dir, config, clean=clean)
     with opened as folder, ExitStack() as stack:
         stack.enter_context(_log_to(folder.log("trainer")))

@@ -99,25 +99,30 @@ class Trainer:
 
     def _draw(self) -> Batch | None:
         """Draw this step's batch, waiting only where the bounds on staleness or reuse leave nothing to draw."""
-        seed = stream_seed(self._config.seed, "draw", self.version)
-        batch: Batch | None = None
+        batch = self._try_to_draw()
+        if batch is None:
 
-        def drawn() -> bool:
-            nonlocal batch
-            batch = draw_batch(
-                self._buffer,
-                queries_per_batch=self._config.trainer.queries_per_batch,
-                samples_per_query=self._config.trainer.samples_per_query,
-                trainer_version=self.version,
-                config=self._config.buffer,
-                generator=np.random.default_rng(seed),
-            )
-            return batch is not None
+            def drawn() -> bool:
+                nonlocal batch
+                batch = self._try_to_draw()
+                return batch is not None
 
-        if not self._intake.wait(drawn, what="samples within buffer.max_staleness and buffer.max_reuse"):
-            return None
+            what = "samples within buffer.max_staleness and buffer.max_reuse"
+            if not self._intake.wait(drawn, what=what):
+                return None
         assert batch is not None
         return batch if self._resets is None else self._resets.refresh(batch, self._buffer)
+
+    def _try_to_draw(self) -> Batch | None:
+        seed = stream_seed(self._config.seed, "draw", self.version)
+        return draw_batch(
+            self._buffer,
+            queries_per_batch=self._config.trainer.queries_per_batch,
+            samples_per_query=self._config.trainer.samples_per_query,
+            trainer_version=self.version,
+            config=self._config.buffer,
+            generator=np.random.default_rng(seed),
+        )
 
     def _count(self, result: UpdateResult) -> None:
         self.version += 1

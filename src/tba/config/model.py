@@ -20,6 +20,8 @@ class BuildConfig(Section):
     """Number of layers."""
     num_attention_heads: PositiveInt = 4
     """Number of attention heads."""
+    initializer_range: PositiveFloat = 0.02
+    """Standard deviation of the initial weights; a narrow model learns sooner with about 1 / sqrt(hidden_size)."""
     max_position_embeddings: PositiveInt = 64
     """Longest prompt plus response, in tokens."""
 
@@ -53,9 +55,13 @@ class WarmStartConfig(Section):
 
     steps: NonNegativeInt = 0
     """Optimiser steps; 0 leaves the policy as it is."""
+    stop_at_loss: float = Field(default=0.0, ge=0)
+    """Ends earlier, once the mean loss of the last ten steps (nats per token) is at most this; 0: never."""
     batch_size: PositiveInt = 256
     """Demonstrations a step."""
     learning_rate: PositiveFloat = 1e-3
     """Peak learning rate of AdamW; it falls to zero along a cosine."""
+    adam_beta2: float = Field(default=0.98, ge=0, lt=1)
+    """AdamW decay rate of the second moment; a run of a few hundred steps needs a short memory."""
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW weight decay."""

@@ -22,6 +22,7 @@ def build_policy(config: BuildConfig, folder: Path, seed: int) -> None:
         num_hidden_layers=config.num_hidden_layers,
         num_attention_heads=config.num_attention_heads,
         num_key_value_heads=config.num_attention_heads,
+        initializer_range=config.initializer_range,
         max_position_embeddings=config.max_position_embeddings,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,

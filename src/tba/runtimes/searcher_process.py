@@ -12,6 +12,7 @@ from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from tba.errors import SearcherFailedError, TbaError
 from tba.pace import Lane
@@ -107,6 +108,7 @@ def _settle(seat: SearcherSeat) -> None:
     os.dup2(descriptor, sys.stderr.fileno())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the trainer decides
+    disable_progress_bar()
     torch.set_num_threads(seat.threads)
     threading.Thread(target=_end_with_parent, name="end-with-trainer", daemon=True).start()
 
