@@ -26,7 +26,7 @@ import torch
 
 from tba.engines.base import Engine, Sampling
 from tba.policy.reference import Reference
-from tba.records import Int32, Query, Response, Score, Trajectory
+from tba.records import Float32, Int32, Query, Response, Score, Trajectory
 from tba.sync import NOTHING_PUBLISHED, WeightStore
 
 
@@ -162,14 +162,13 @@ class Searcher:
     def _score(
         self, queries: Sequence[Query], responses: Sequence[Sequence[Response]], ticket: int
     ) -> list[Trajectory]:
-        flat = [(query, response) for query, group in zip(queries, responses, strict=True) for response in group]
+        flat = [(query, r) for query, group in zip(queries, responses, strict=True) for r in group]
         tokens = [response.tokens for _, response in flat]
         texts = self._tokenizer.batch_decode(tokens, skip_special_tokens=True)
         self._seat.announce(Stage.SCORING)
         scores = self._scorer.score([query for query, _ in flat], texts, tokens)
         self._seat.announce(Stage.REFERENCE)
-        query_of_row = np.repeat(np.arange(len(queries)), [len(group) for group in responses])
-        log_ref = self._reference.log_ref([query.prompt_ids for query in queries], tokens, query_of_row)
+        log_ref = self._log_ref(queries, responses)
         return [
             Trajectory(
                 query_id=query.query_id,
@@ -188,3 +187,19 @@ class Searcher:
             )
             for row, (query, response) in enumerate(flat)
         ]
+
+    def _log_ref(
+        self, queries: Sequence[Query], responses: Sequence[Sequence[Response]]
+    ) -> list[Float32]:
+        """Return the reference log-probabilities of all responses, computing those of equal ones once."""
+        keys = [(q, r.tokens.tobytes()) for q, group in enumerate(responses) for r in group]
+        flat = [response.tokens for group in responses for response in group]
+        first = {key: row for row, key in reversed(list(enumerate(keys)))}
+        unique = sorted(first.values())
+        found = self._reference.log_ref(
+            [query.prompt_ids for query in queries],
+            [flat[row] for row in unique],
+            np.array([keys[row][0] for row in unique]),
+        )
+        log_ref_of = dict(zip(unique, found, strict=True))
+        return [log_ref_of[first[key]] for key in keys]

@@ -178,18 +178,20 @@ class Session:
         self._progress.update(StepReport(report.step, metrics, report.staleness, report.published))
 
     def _evaluate(self) -> EvalReport:
-        """Measure the present policy on held-out queries."""
+        """Measure the present policy on held-out queries, in the trainer's precision."""
         search = self._config.search
-        report = evaluate(
-            TorchEngine(self._policy.model, self._policy.eos_ids),
-            self._scorer,
-            task=self._task,
-            tokenizer=self._policy.tokenizer,
-            sampling=Sampling(1, search.temperature, search.max_completion_length),
-            settings=self._config.evaluation,
-            seed=self._config.seed,
-            policy_version=self._trainer.version,
-        )
+        low = self._config.trainer.precision == "bfloat16"
+        with torch.autocast(self._policy.model.device.type, torch.bfloat16, enabled=low):
+            report = evaluate(
+                TorchEngine(self._policy.model, self._policy.eos_ids),
+                self._scorer,
+                task=self._task,
+                tokenizer=self._policy.tokenizer,
+                sampling=Sampling(1, search.temperature, search.max_completion_length),
+                settings=self._config.evaluation,
+                seed=self._config.seed,
+                policy_version=self._trainer.version,
+            )
         if self._config.model.gradient_checkpointing:
             self._policy.model.train()  # the engine sets the model to evaluation
         self._progress.evaluated(report)
