@@ -7,12 +7,12 @@
       S4. score: r_j = reward(y_j; x); log pi_ref(y_j|x)
       S5. add (x, y_j, r_j, log pi_ref, policy version) to D_local
 
-`Searcher.search` is one round of S1 to S5. When D_local goes to D_global is the turn-taking of `tba.pace`; how it
-gets there is the runtime's.
+`Searcher.search` is one round of S1 to S5. When D_local goes to D_global is the turn-taking of
+`tba.pace`; how it gets there is the runtime's.
 
-A search batch has a number, its *ticket*, unique within a run. The ticket alone decides which queries are taken and
-which random stream samples them, so two searchers never share a stream, a replaced searcher repeats nothing, and a
-resumed run goes on where it was.
+A search batch has a number, its *ticket*, unique within a run. The ticket alone decides which
+queries are taken and which random stream samples them, so two searchers never share a stream, a
+replaced searcher repeats nothing, and a resumed run goes on where it was.
 """
 
 import hashlib
@@ -49,13 +49,13 @@ class SupportsDecode(Protocol):
 
 
 def stream_seed(seed: int, purpose: str, number: int) -> int:
-    """Return the 63-bit seed of one random stream: the same for the same three, unrelated otherwise."""
+    """Return the 63-bit seed of one random stream, a hash of the three."""
     digest = hashlib.blake2b(f"{seed}/{purpose}/{number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 class Tickets:
-    """What each search batch is made of: its queries, in a fresh random order each epoch, and its random stream."""
+    """What a search batch is made of: its queries, in a new order each epoch, and its stream."""
 
     def __init__(self, queries: Sequence[Query], per_batch: int, seed: int) -> None:
         self._queries = queries
@@ -64,7 +64,7 @@ class Tickets:
         self._order: tuple[int, np.ndarray] | None = None  # (epoch, permutation)
 
     def take(self, ticket: int) -> list[Query]:
-        """Return the distinct queries of a ticket, at most `per_batch` (fewer where an epoch ends)."""
+        """Return the distinct queries of a ticket: `per_batch`, or fewer where an epoch ends."""
         first = ticket * self._per_batch
         ids = [self._id_at(position) for position in range(first, first + self._per_batch)]
         return [self._queries[i] for i in dict.fromkeys(ids)]
@@ -145,7 +145,9 @@ class Searcher:
         self._take_weights()  # S1
         queries = self._tickets.take(ticket)  # S2
         self._seat.announce(Stage.GENERATING)
-        responses = self._engine.generate(queries, self._sampling, self._tickets.generator(ticket))  # S3
+        responses = self._engine.generate(
+            queries, self._sampling, self._tickets.generator(ticket)
+        )  # S3
         return self._score(queries, responses, ticket)  # S4, S5
 
     def _take_weights(self) -> None:
@@ -191,7 +193,7 @@ class Searcher:
     def _log_ref(
         self, queries: Sequence[Query], responses: Sequence[Sequence[Response]]
     ) -> list[Float32]:
-        """Return the reference log-probabilities of all responses, computing those of equal ones once."""
+        """Return the responses' reference log-probabilities, computing equal ones once."""
         keys = [(q, r.tokens.tobytes()) for q, group in enumerate(responses) for r in group]
         flat = [response.tokens for group in responses for response in group]
         first = {key: row for row, key in reversed(list(enumerate(keys)))}
