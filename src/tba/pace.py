@@ -180,13 +180,28 @@ class Intake:
         self.waited_s = 0.0
         """Seconds waited so far."""
 
-    def take(self, timeout_s: float = 0.0) -> None:
-        """Add to the buffer what has arrived."""
-        for batch in self.runtime.receive(timeout_s):
+    def take(self, timeout_s: float = 0.0) -> bool:
+        """Add to the buffer what has arrived; returns whether anything has."""
+        batches = self.runtime.receive(timeout_s)
+        for batch in batches:
             self.arrivals.add(batch)
+        return bool(batches)
 
-    def wait(self, until: Callable[[], bool], *, what: str, number: int = NO_ROUND) -> bool:
+    def wait(
+        self,
+        until: Callable[[], bool],
+        *,
+        what: str,
+        number: int = NO_ROUND,
+        arrivals_help: bool = True,
+    ) -> bool:
         """Take in trajectories until a condition holds; the seconds count as waiting.
+
+        Args:
+            until: The condition.
+            what: What is waited for, in words.
+            number: The round that is waited for, if it is one.
+            arrivals_help: Whether each arrival is progress, so that the timeout begins anew.
 
         Returns:
             Whether the condition holds; False only when the run was interrupted.
@@ -194,24 +209,27 @@ class Intake:
         Raises:
             WaitTimeoutError: It did not hold in time; the message names who was waited for.
         """
-        start = time.perf_counter()
+        start = progress = time.perf_counter()
         try:
             while not until():
                 if self.interrupted():
                     return False
-                if time.perf_counter() - start > self._timeout_s:
-                    names = "; ".join(self.runtime.waiting_for(number)) or "nobody in particular"
-                    raise WaitTimeoutError(
-                        f"waited {self._timeout_s:g} s for {what}, in vain; waiting for: "
-                        f"{names}. Look into "
-                        "that searcher's log, or raise sync.timeout_s"
-                    )
-                self.take(POLL_S)
+                if time.perf_counter() - progress > self._timeout_s:
+                    raise self._in_vain(what, number)
+                if self.take(POLL_S) and arrivals_help:
+                    progress = time.perf_counter()
             if number != NO_ROUND:
                 self.take()  # the round's last trajectories
             return True
         finally:
             self.waited_s += time.perf_counter() - start
+
+    def _in_vain(self, what: str, number: int) -> WaitTimeoutError:
+        names = "; ".join(self.runtime.waiting_for(number)) or "nobody in particular"
+        return WaitTimeoutError(
+            f"waited {self._timeout_s:g} s for {what}, in vain; waiting for: {names}. Look into that "
+            "searcher's log, or raise sync.timeout_s"
+        )
 
 
 class Pace:

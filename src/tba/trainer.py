@@ -110,7 +110,7 @@ class Trainer:
                 return batch is not None
 
             what = "samples within buffer.max_staleness and buffer.max_reuse"
-            if not self._intake.wait(drawn, what=what):
+            if not self._intake.wait(drawn, what=what, arrivals_help=False):
                 return None
         assert batch is not None
         return batch if self._resets is None else self._resets.refresh(batch, self._buffer)
