@@ -13,8 +13,7 @@ from tba.run.rollouts import encode
 
 def trajectory(ticket: int, reward: float | None = 1.0, detail: str = "") -> Trajectory:
     score = (
-        Score(Outcome.OK, reward) if reward is not None else Score(Outcome.ERROR, float("nan"),
-        detail)
+        Score(Outcome.OK, reward) if reward is not None else Score(Outcome.ERROR, float("nan"), detail)
     )
     return Trajectory(
         query_id=0,
@@ -173,7 +172,8 @@ def test_a_run_in_which_nothing_can_be_scored_ends_and_says_why() -> None:
 def test_pass_at_1_counts_what_arrived_since_the_last_call_and_leaves_failures_out() -> None:
     buffer = ReplayBuffer(capacity_per_query=10)
     arrivals = Arrivals(buffer, pass_threshold=1.0, hopeless_after=100)
-    arrivals.add(encode([trajectory(1, 1.0), trajectory(2, 0.0), trajectory(3, None), trajectory(4,
-    0.5)])) assert arrivals.pass_at_1() == pytest.approx(1 / 3) assert arrivals.pass_at_1() ==
-    pytest.approx(1 / 3)  # nothing new: still the newest known arrivals.add(encode([trajectory(5,
-    1.0)])) assert arrivals.pass_at_1() == 1.0
+    arrivals.add(encode([trajectory(1, 1.0), trajectory(2, 0.0), trajectory(3, None), trajectory(4, 0.5)]))
+    assert arrivals.pass_at_1() == pytest.approx(1 / 3)
+    assert arrivals.pass_at_1() == pytest.approx(1 / 3)  # nothing new: still the newest known
+    arrivals.add(encode([trajectory(5, 1.0)]))
+    assert arrivals.pass_at_1() == 1.0

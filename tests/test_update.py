@@ -43,8 +43,7 @@ def make_batch(seed: int = 0, queries: int = 5, rows_each: int = 4, samples: int
         return tuple((-rng.random(n)).astype(np.float32) for n in lengths)
 
     index = np.stack(
-        [q * rows_each + np.r_[np.arange(rows_each), rng.integers(0, rows_each, samples -
-        rows_each)] for q in range(queries)]
+        [q * rows_each + np.r_[np.arange(rows_each), rng.integers(0, rows_each, samples - rows_each)] for q in range(queries)]
     )
     return Batch(
         prompts=tuple(rng.integers(2, 14, size=n).astype(np.int32) for n in rng.integers(2, 8, queries)),

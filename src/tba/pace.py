@@ -227,8 +227,8 @@ class Intake:
     def _in_vain(self, what: str, number: int) -> WaitTimeoutError:
         names = "; ".join(self.runtime.waiting_for(number)) or "nobody in particular"
         return WaitTimeoutError(
-            f"waited {self._timeout_s:g} s for {what}, in vain; waiting for: {names}. Look into that "
-            "searcher's log, or raise sync.timeout_s"
+            f"waited {self._timeout_s:g} s for {what}, in vain; waiting for: {names}. Look into "
+            "that searcher's log, or raise sync.timeout_s"
         )
 
 
