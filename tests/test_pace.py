@@ -169,7 +169,7 @@ def test_a_run_in_which_nothing_can_be_scored_ends_and_says_why() -> None:
     runtime = ScriptedRuntime(batches_per_round=10, reward=None)
     runtime.open_round(0)
     intake, _ = make_intake(runtime, hopeless_after=4)
-    with pytest.raises(AllExcludedError, match="the last 4 responses could not be scored.*boom"):
+    with pytest.raises(AllExcludedError, match=r"the last 4 responses could not be scored.*boom"):
         intake.wait(lambda: False, what="the initial samples")
 
 

@@ -124,7 +124,7 @@ def test_a_sample_drawn_twice_counts_twice(policy: Policy) -> None:
 
 
 def test_gradient_equals_the_closed_form_of_the_naive_computation(policy: Policy) -> None:
-    """-mean(A grad log pi) with A = (r - rbar) - beta (k - kbar), log pi by a plain forward of each row."""
+    """-mean(A grad log pi), A = (r - rbar) - beta (k - kbar), log pi by a plain forward each."""
     batch, beta = make_batch(queries=3), 0.05
     measured, _ = gradient_of(policy, batch, budget=10_000)
     log_pi = torch.stack([naive_log_pi(policy, batch, row) for row in range(len(batch.tokens))])
