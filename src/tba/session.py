@@ -68,7 +68,9 @@ def run(
     with opened as folder, ExitStack() as stack:
         stack.enter_context(_log_to(folder.log("trainer")))
         session = Session(config, folder, stack.enter_context(StopSignal()), progress)
-        session.prepare(stack, load_newest(folder.checkpoints) if resume else None)
+        newest = load_newest(folder.checkpoints, progress.event) if resume else None
+        session.prepare(stack, newest)
+        folder.begun()
         return session.run()
 
 
@@ -234,9 +236,12 @@ class Session:
         try:
             if self._trainer.version > 0:
                 self._save()
+        except StorageError as second:
+            log.error("no checkpoint could be saved: %s", second)
+        try:
             self._summary(Ending.FAILED, None, str(error))
         except StorageError as second:
-            log.error("nothing more could be saved: %s", second)
+            log.error("no summary could be saved: %s", second)
 
     def _summary(self, ended: Ending, after: EvalReport | None, detail: str = "") -> Summary:
         summary = summarize(
