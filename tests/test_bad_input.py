@@ -249,7 +249,7 @@ def test_a_reward_that_hangs_is_killed_and_its_sample_excluded(place):
         'calls = Path("calls"); calls.open("a").write("x"); '
         "len(calls.read_text()) <= 2 and time.sleep(600)"
     )
-    summary, _ = trained("task.toml", "--task.reward_timeout_s=2")
+    summary, _ = trained("task.toml", "--task.reward_timeout_s=5")
     assert (summary["ended"], summary["steps"]) == ("finished", 3)
     assert summary["trajectories"]["excluded"] == 1
 
@@ -257,7 +257,7 @@ def test_a_reward_that_hangs_is_killed_and_its_sample_excluded(place):
 def test_a_run_in_which_no_response_can_be_scored_says_why_it_ends(place):
     misbehave('raise OSError("no route to the judge")')
     told = refused("task.toml", code=1)
-    assert "the last 8 responses could not be scored" in told
+    assert "responses could not be scored, so there is nothing to learn from" in told
     assert "no route to the judge" in told
     assert json.loads(Path("run/summary.json").read_text())["ended"] == "failed"
 

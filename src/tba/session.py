@@ -115,7 +115,7 @@ class Session:
         self._assemble(model_folder, checkpoint, version, next_ticket)
 
     def _assemble(
-        self, model_folder: Path, checkpoint: Checkpoint | None, version: int, next_ticket: int
+        self, model_folder: str, checkpoint: Checkpoint | None, version: int, next_ticket: int
     ) -> None:
         """Lay the wires and put trainer and runtime at their ends."""
         config = self._config
@@ -123,7 +123,7 @@ class Session:
         store = WeightStore(weights, getattr(torch, config.search.dtype))
         self._resets = self._make_resets(model_folder, checkpoint)
         stores = Stores(store, self._resets.store if self._resets else None)
-        plan = SearchPlan(config, str(model_folder), stores, next_ticket)
+        plan = SearchPlan(config, model_folder, stores, next_ticket)
         self._runtime = make_runtime(plan, self._rollouts, self._folder)
         per_search = config.search.queries_per_batch * config.search.samples_per_query
         arrivals = Arrivals(
@@ -283,7 +283,7 @@ class Session:
         return buffer, next_ticket
 
     def _make_resets(
-        self, model_folder: Path, checkpoint: Checkpoint | None
+        self, model_folder: str, checkpoint: Checkpoint | None
     ) -> ReferenceResets | None:
         config = self._config
         if config.sync.reference_reset_every is None:
