@@ -97,7 +97,7 @@ class Session:
             self._progress.event(f"resuming from {checkpoint.path}")
         device = torch.device(pick_device(config.device))
         model_folder = initial_model(config, folder.model, device, self._progress.event)
-        source = checkpoint.policy if checkpoint else model_folder
+        source: str | Path = checkpoint.policy if checkpoint else model_folder
         self._policy = load_policy(source, config.model, device=device, dtype=torch.float32)
         self._task = load_task(config.task, self._policy.tokenizer)
         if self._task.skipped:
