@@ -365,5 +365,5 @@ def test_a_run_stops_after_so_many_bad_steps(place):
 
 
 def test_a_policy_that_overflows_ends_the_run_with_the_reason(place):
-    more = ("--trainer.steps=20", "--trainer.learning_rate=1e38", "--trainer.max_bad_steps=2")
+    more = ("--trainer.steps=20", "--trainer.learning_rate=1e30", "--trainer.max_bad_steps=2")
     assert "has diverged: lower trainer.learning_rate" in refused("task.toml", *more, code=1)
