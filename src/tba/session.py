@@ -68,7 +68,9 @@ def run(config: Config, run_dir: Path, *, resume: bool, clean: bool, progress: P
     with opened as folder, ExitStack() as stack:
         stack.enter_context(_log_to(folder.log("trainer")))
         session = Session(config, folder, stack.enter_context(StopSignal()), progress)
-        session.prepare(stack, load_newest(folder.checkpoints) if resume else None)
+        newest = load_newest(folder.checkpoints, progress.event) if resume else None
+        session.prepare(stack, newest)
+        folder.begun()
         return session.run()
 
 
@@ -95,7 +97,7 @@ class Session:
             self._progress.event(f"resuming from {checkpoint.path}")
         device = torch.device(pick_device(config.device))
         model_folder = initial_model(config, folder.model, device, self._progress.event)
-        source = checkpoint.policy if checkpoint else model_folder
+        source: str | Path = checkpoint.policy if checkpoint else model_folder
         self._policy = load_policy(source, config.model, device=device, dtype=torch.float32)
         self._task = load_task(config.task, self._policy.tokenizer)
         if self._task.skipped:
@@ -113,7 +115,7 @@ class Session:
         self._assemble(model_folder, checkpoint, version, next_ticket)
 
     def _assemble(
-        self, model_folder: Path, checkpoint: Checkpoint | None, version: int, next_ticket: int
+        self, model_folder: str, checkpoint: Checkpoint | None, version: int, next_ticket: int
     ) -> None:
         """Lay the wires and put trainer and runtime at their ends."""
         config = self._config
@@ -121,7 +123,7 @@ class Session:
         store = WeightStore(weights, getattr(torch, config.search.dtype))
         self._resets = self._make_resets(model_folder, checkpoint)
         stores = Stores(store, self._resets.store if self._resets else None)
-        plan = SearchPlan(config, str(model_folder), stores, next_ticket)
+        plan = SearchPlan(config, model_folder, stores, next_ticket)
         self._runtime = make_runtime(plan, self._rollouts, self._folder)
         per_search = config.search.queries_per_batch * config.search.samples_per_query
         arrivals = Arrivals(
@@ -237,9 +239,12 @@ class Session:
         try:
             if self._trainer.version > 0:
                 self._save()
+        except StorageError as second:
+            log.error("no checkpoint could be saved: %s", second)
+        try:
             self._summary(Ending.FAILED, None, str(error))
         except StorageError as second:
-            log.error("nothing more could be saved: %s", second)
+            log.error("no summary could be saved: %s", second)
 
     def _summary(self, ended: Ending, after: EvalReport | None, detail: str = "") -> Summary:
         summary = summarize(
@@ -285,7 +290,7 @@ class Session:
         return buffer, next_ticket
 
     def _make_resets(
-        self, model_folder: Path, checkpoint: Checkpoint | None
+        self, model_folder: str, checkpoint: Checkpoint | None
     ) -> ReferenceResets | None:
         config = self._config
         if config.sync.reference_reset_every is None:

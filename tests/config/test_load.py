@@ -22,8 +22,9 @@ def write(path: Path, text: str) -> str:
 
 @pytest.mark.parametrize("name", recipes())
 def test_every_recipe_loads(name):
-    needed = [] if name == "arithmetic" else GSM8K
     raw = tomllib.loads((RECIPES / name / f"{name}.toml").read_text())
+    needed = GSM8K[:2] if raw["task"]["kind"] == "gsm8k" else []
+    needed += [] if "build" in raw.get("model", {}) else GSM8K[2:]
     assert load_config([name], needed).task.kind == raw["task"]["kind"]
 
 
@@ -86,6 +87,10 @@ def test_a_default_kind_with_settings_gives_way_to_another_kind(tmp_path):
         ("--trainer.learning_rate=1e-4", 1e-4),
         ("--trainer.learning_rate=1", 1.0),
         ("--trainer.max-grad-norm=0.5", 0.5),
+        ("--trainer.max_grad_norm=.5", 0.5),
+        ("--trainer.learning_rate=1.e-4", 1e-4),
+        ("--task.pass_threshold=-.5", -0.5),
+        ("--task.answer_prefix=.5", ".5"),
         ('--task.operators=["+", "-"]', ("+", "-")),
         ("--task.left=[0, 5]", (0, 5)),
         ("--sync.mode=barrier", "barrier"),
@@ -126,10 +131,39 @@ def test_dumped_configuration_loads_as_the_same(tmp_path, overrides):
     assert load_config([write(tmp_path / "config.toml", dump_toml(config))]) == config
 
 
-def test_relative_paths_stay_relative_to_the_working_directory(tmp_path):
-    file = write(tmp_path / "a.toml", '[task]\ntrain_file = "x/train.jsonl"\n')
-    config = load_config(["gsm8k", file], GSM8K[1:])
-    assert config.task.model_dump()["train_file"] == Path("x/train.jsonl")
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_files_are_written_out_in_full(elsewhere):
+    write(elsewhere / "a.toml", '[task]\ntrain_file = "x/train.jsonl"\n')
+    task = load_config(["gsm8k", "a.toml"], GSM8K[1:]).task
+    assert task.model_dump()["train_file"] == elsewhere / "x/train.jsonl"
+    assert task.model_dump()["test_file"] == elsewhere / "b.jsonl"
+
+
+def test_files_of_a_task_of_ones_own_are_written_out_in_full(elsewhere):
+    custom = ["--task.kind=custom", "--task.file=t.py", "--model.model_name_or_path=m"]
+    rewards = '--task.reward=["r.py:f", "exact_match", "package.module:g"]'
+    task = load_config([write(elsewhere / "a.toml", "")], [*custom, rewards]).task.model_dump()
+    assert task["file"] == elsewhere / "t.py"
+    assert task["reward"] == (f"{elsewhere}/r.py:f", "exact_match", "package.module:g")
+
+
+def test_a_model_folder_is_written_out_in_full_and_a_hub_name_is_not(elsewhere):
+    (elsewhere / "m").mkdir()
+    assert load_config(["gsm8k"], GSM8K).model.model_name_or_path == f"{elsewhere}/m"
+    hub = [*GSM8K[:2], "--model.model_name_or_path=owner/m"]
+    assert load_config(["gsm8k"], hub).model.model_name_or_path == "owner/m"
+
+
+def test_home_is_written_out_and_full_paths_stay(elsewhere, monkeypatch):
+    monkeypatch.setenv("HOME", str(elsewhere))
+    files = ["--task.train_file=~/a.jsonl", "--task.test_file=/b.jsonl", GSM8K[2]]
+    task = load_config(["gsm8k"], files).task.model_dump()
+    assert (task["train_file"], task["test_file"]) == (elsewhere / "a.jsonl", Path("/b.jsonl"))
 
 
 @pytest.mark.parametrize(

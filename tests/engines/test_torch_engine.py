@@ -162,3 +162,12 @@ def test_weights_are_live():
     new = _tokens(engine.generate(queries, sampling, torch.Generator().manual_seed(0)))
     assert new != old
     assert new == _tokens(_generate(tiny_model("llama", seed=1), queries, samples=4))
+
+
+def test_a_policy_of_nan_yields_tokens_of_the_vocabulary():
+    model, queries = tiny_model("llama"), _queries()
+    with torch.no_grad():
+        model.get_output_embeddings().weight.fill_(float("nan"))
+    for tokens in _tokens(_generate(model, queries, samples=3)):
+        assert len(tokens) > 0
+        assert all(0 <= token < VOCABULARY for token in tokens)

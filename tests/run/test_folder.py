@@ -80,6 +80,32 @@ def test_clean_deletes_what_a_run_made_and_nothing_else(tmp_path, config):
     }
 
 
+def fail(path: Path, config: Config, *, begun: bool) -> None:
+    with RunFolder.create(path, config, clean=True) as folder:
+        if begun:
+            folder.begun()
+        folder.metrics.write_text("new")
+        raise ZeroDivisionError
+
+
+def test_a_new_run_that_fails_before_it_began_leaves_the_older_one(tmp_path, config):
+    with RunFolder.create(tmp_path, config) as folder:
+        fill(folder)
+    before = contents(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        fail(tmp_path, config, begun=False)
+    assert contents(tmp_path) == before
+
+
+def test_a_new_run_that_fails_after_it_began_stays(tmp_path, config):
+    with RunFolder.create(tmp_path, config) as folder:
+        fill(folder)
+    with pytest.raises(ZeroDivisionError):
+        fail(tmp_path, config, begun=True)
+    assert folder.metrics.read_text() == "new"
+    assert not folder.rollouts.exists()
+
+
 def test_clean_removes_a_link_and_not_what_it_points_to(tmp_path, config):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -1,10 +1,12 @@
 """Builds a `Config` from recipes, TOML files and dotted overrides; writes one back as TOML.
 
 Later sources win, table by table. A table whose `kind` changes starts afresh, since the settings of
-one kind mean nothing to another. Whatever is wrong comes out as a `ConfigError` of one sentence.
+one kind mean nothing to another. Paths become absolute, seen from the working directory, so that a
+run can be resumed from another one. Whatever is wrong comes out as a `ConfigError` of one sentence.
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +25,11 @@ RECIPES = Path(__file__).parent.parent / "recipes"
 
 Tree = dict[str, Any]
 
+PATHS = ("train_file", "test_file", "file")
+"""Settings of a task that name files."""
+_BARE_POINT = re.compile(r"[+-]?(\.\d+|\d+\.)([eE][+-]?\d+)?")
+"""Numbers that TOML does not know: `.5` and `5.`."""
+
 
 def load_config(sources: Sequence[str | Config], overrides: Sequence[str] = ()) -> Config:
     """Return the run that `sources` describe, in order, with `overrides` on top.
@@ -39,6 +46,7 @@ def load_config(sources: Sequence[str | Config], overrides: Sequence[str] = ()) 
     for layer in [*map(_read, sources), _parse_overrides(overrides)]:
         tree = _merge(tree, layer)
         _fill_kinds(tree)
+    _make_paths_absolute(tree)
     try:
         # Strict JSON takes text for a path and a list for a tuple, but neither "10" nor true as 10.
         return Config.model_validate_json(json.dumps(tree, default=str), strict=True)
@@ -109,6 +117,27 @@ def _fill_kinds(tree: Tree) -> None:
             node.setdefault("kind", tomllib.loads(f"v = {setting.default}")["v"])
 
 
+def _make_paths_absolute(tree: Tree) -> None:
+    """Write out in full the files and folders that a run reads; hub names and modules stay."""
+    task, model = tree.get("task"), tree.get("model")
+    if isinstance(task, dict):
+        task |= {key: _absolute(task[key]) for key in PATHS if isinstance(task.get(key), str)}
+        if isinstance(task.get("reward"), list):
+            task["reward"] = [_absolute_reward(name) for name in task["reward"]]
+    name = model.get("model_name_or_path") if isinstance(model, dict) else None
+    if isinstance(model, dict) and isinstance(name, str) and Path(name).expanduser().is_dir():
+        model["model_name_or_path"] = _absolute(name)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
+
+
+def _absolute_reward(name: object) -> object:
+    source, _, function = name.rpartition(":") if isinstance(name, str) else ("", "", "")
+    return f"{_absolute(source)}:{function}" if source.endswith(".py") else name
+
+
 def _parse_overrides(tokens: Sequence[str]) -> Tree:
     tree: Tree = {}
     rest = iter(tokens)
@@ -133,11 +162,13 @@ def _parse_value(name: str, text: str) -> object:
     settings = [setting for setting in describe() if setting.name == name]
     if text == "none" and (not settings or any(setting.is_optional for setting in settings)):
         return None
+    is_text = any(setting.is_text for setting in settings)
+    if not is_text and _BARE_POINT.fullmatch(text):
+        return float(text)
     try:
         parsed: Mapping[str, object] = tomllib.loads(f"v = {text}")
     except tomllib.TOMLDecodeError:
         return text
     value = parsed["v"]
     is_literal = len(parsed) == 1 and isinstance(value, bool | int | float | str | list | dict)
-    is_text = any(setting.is_text for setting in settings)
     return value if is_literal and (isinstance(value, str) or not is_text) else text

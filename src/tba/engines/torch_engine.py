@@ -235,4 +235,5 @@ def _pick(
         cumulative = log_probs.exp().cumsum(dim=-1)
         # The product stays below the last entry, so a token without probability is never found.
         token = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
+        token = token.clamp(max=scores.shape[1] - 1)  # a diverged policy's NaN is found nowhere
     return token, log_probs.gather(1, token)

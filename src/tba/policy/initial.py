@@ -19,29 +19,29 @@ log = logging.getLogger(__name__)
 
 def initial_model(
     config: Config, folder: Path, device: torch.device, tell: Callable[[str], None]
-) -> Path:
+) -> str:
     """Return the folder (or hub name) of the initial policy, making it where settings say so.
 
     What is made is complete once `folder` exists: it is written beside it and renamed.
     """
     if config.model.build is None and config.warm_start.steps == 0:
         assert config.model.model_name_or_path is not None
-        return Path(config.model.model_name_or_path)
+        return config.model.model_name_or_path  # as it was given: ./name is no hub name
     if folder.exists():
-        return folder
+        return str(folder)
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
-    source = Path(config.model.model_name_or_path or unfinished)
+    source = config.model.model_name_or_path or str(unfinished)
     if config.model.build is not None:
         build_policy(config.model.build, unfinished, config.seed)
     if config.warm_start.steps > 0:
         tell(f"warm start: {config.warm_start.steps} supervised steps")
         _warm_start(config, source, unfinished, device)
     unfinished.rename(folder)
-    return folder
+    return str(folder)
 
 
-def _warm_start(config: Config, source: Path, target: Path, device: torch.device) -> None:
+def _warm_start(config: Config, source: str, target: Path, device: torch.device) -> None:
     policy = load_policy(source, config.model, device=device, dtype=torch.float32)
     task = load_task(config.task, policy.tokenizer)
     if task.demonstrations is None:

@@ -17,7 +17,7 @@ import dataclasses
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,10 +157,12 @@ def save_checkpoint(
     return final
 
 
-def load_newest(checkpoints: Path) -> Checkpoint | None:
+def load_newest(
+    checkpoints: Path, tell: Callable[[str], None] = lambda text: None
+) -> Checkpoint | None:
     """Return the newest checkpoint that is whole, or None if none was ever made.
 
-    A damaged one is passed over with a warning that names the file.
+    A damaged one is passed over with a warning, in the log and to `tell`, that names the file.
 
     Raises:
         RunFolderError: there are checkpoints, but none is whole.
@@ -171,7 +173,9 @@ def load_newest(checkpoints: Path) -> Checkpoint | None:
         if damage is None:
             state = TypeAdapter(TrainerState).validate_json((path / "state.json").read_bytes())
             return Checkpoint(path, state)
-        logger.warning("checkpoint %s is damaged: %s; trying the one before it", path, damage)
+        warning = f"checkpoint {path} is damaged: {damage}; trying the one before it"
+        logger.warning(warning)
+        tell(warning)
     if found:
         raise RunFolderError(
             f"none of the {len(found)} checkpoints in {checkpoints} is whole: restore one from a "

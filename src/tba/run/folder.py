@@ -28,7 +28,7 @@ from tba.config import Config
 from tba.errors import RunFolderError
 from tba.run.durable import replace_file, storage_errors
 
-# What a run makes, as patterns: all that `clean` deletes. The configuration goes first, so that a
+# What a run makes, as patterns: all that `clean` removes. The configuration goes first, so that a
 # folder half cleaned cannot be resumed.
 _MADE = (
     "config.json",
@@ -38,8 +38,11 @@ _MADE = (
     "checkpoints/step-*",
     "checkpoints/tmp-*",
     "model",
+    "model.unfinished",
     "logs/*.log",
 )
+_REPLACED = "tba.replaced"
+"""Where `clean` puts an older run until the new one has begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class RunFolder:
     @contextmanager
     def create(cls, path: Path, config: Config, *, clean: bool = False) -> Iterator[Self]:
         """Begin a run in a new, empty or cleaned folder, and hold it while the block runs.
+
+        If the block fails before it has called `begun`, the folder is put back as it was.
 
         Raises:
             RunFolderError: the folder is in use, already used (unless `clean`), or no run's.
@@ -68,12 +73,14 @@ class RunFolder:
                     f"run folder {path} already holds a run: go on with it by --resume {path}, "
                     "delete it by --clean, or choose another --run-dir"
                 )
-            with storage_errors(f"run folder {path}"):
-                folder._clean()
-                folder.checkpoints.mkdir(exist_ok=True)
-                (path / "logs").mkdir(exist_ok=True)
-                replace_file(folder.config_file, [config.model_dump_json(indent=2).encode()])
-            yield folder
+            try:
+                with storage_errors(f"run folder {path}"):
+                    folder._prepare(config)
+                yield folder
+            except BaseException:
+                folder._restore()
+                raise
+            folder.begun()
 
     @classmethod
     @contextmanager
@@ -159,6 +166,10 @@ class RunFolder:
                 "file, or begin anew in another folder"
             ) from error
 
+    def begun(self) -> None:
+        """Note that the run has begun: what `clean` put aside is not needed any more."""
+        shutil.rmtree(self._replaced, ignore_errors=True)
+
     def _refuse_foreign(self) -> None:
         """Refuse a file, and a folder with something in it that no run put there."""
         if self.path.exists() and not self.path.is_dir():
@@ -189,12 +200,46 @@ class RunFolder:
         finally:
             os.close(descriptor)
 
-    def _made(self) -> list[Path]:
-        return [path for pattern in _MADE for path in sorted(self.path.glob(pattern))]
+    @property
+    def _replaced(self) -> Path:
+        return self.path / _REPLACED
 
-    def _clean(self) -> None:
+    def _made(self) -> list[Path]:
+        return _made_in(self.path)
+
+    def _prepare(self, config: Config) -> None:
+        """Put an older run aside and write down what the new one is."""
+        self.begun()  # a killed run may have left something there
+        self._replaced.mkdir()
+        self._move(self.path, self._replaced)
+        self.checkpoints.mkdir(exist_ok=True)
+        (self.path / "logs").mkdir(exist_ok=True)
+        replace_file(self.config_file, [config.model_dump_json(indent=2).encode()])
+
+    @staticmethod
+    def _move(source: Path, target: Path) -> None:
+        """Move what a run made from one folder into another, file by file or folder by folder."""
+        for path in _made_in(source):
+            moved = target / path.relative_to(source)
+            moved.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(moved)
+
+    def _restore(self) -> None:
+        """Remove what a run that has not begun made, and put the older one back."""
+        if not self._replaced.exists():
+            return
         for path in self._made():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+            _delete(path)
+        self._move(self._replaced, self.path)
+        self.begun()
+
+
+def _made_in(folder: Path) -> list[Path]:
+    return [path for pattern in _MADE for path in sorted(folder.glob(pattern))]
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

@@ -77,7 +77,7 @@ class Totals:
     tokens_searched: int = 0
     """Response tokens generated."""
     tokens_trained: int = 0
-    """Response tokens in the batches trained on, each as often as it was drawn."""
+    """Response tokens of the distinct trajectories of each batch, summed over steps."""
     kept: int = 0
     """Trajectories that entered the buffer as new ones."""
     duplicate: int = 0
@@ -143,7 +143,7 @@ class Summary:
     tokens_searched: int
     """Response tokens generated."""
     tokens_trained: int
-    """Response tokens trained on, each as often as it was drawn."""
+    """Response tokens of the distinct trajectories of each batch, summed over steps."""
     trainer_idle_share: float
     """Share of its time since the initial fill that the trainer waited."""
     searcher_idle_share: float

@@ -40,7 +40,8 @@ class InlineRuntime:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Close the searchers."""
+        """Close the searchers; none has a turn any more."""
+        self._lanes.clear()
         self._stack.close()
 
     def open_round(self, number: int) -> None:

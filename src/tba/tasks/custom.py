@@ -1,6 +1,7 @@
 """A task of one's own: rows from a Python file or from data files, and reward functions by name."""
 
 import difflib
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from tba.config.task import CustomTaskConfig
 from tba.errors import DataError, RewardError
 from tba.tasks.base import RewardSpec, Task
 from tba.tasks.prompts import make_queries
-from tba.tasks.references import load_file, user_code
+from tba.tasks.references import describe, load_file, user_code
 from tba.tasks.rewards import BUILT_IN
 from tba.tasks.rows import Row, read_rows, recognise
 
@@ -73,7 +74,21 @@ def _python_rows(path: Path) -> tuple[list[Row], list[Row] | None]:
             with user_code(f"{name}() of {path} failed"):
                 rows = list(getattr(module, name)())
             found.append(recognise(rows, f"{name}() of {path}"))
+            _require_picklable(found[-1], f"{name}() of {path}")
     return found[0], found[1] if len(found) == 2 else None
+
+
+def _require_picklable(rows: Sequence[Row], source: str) -> None:
+    """Check that every column can be sent to the process that calls the reward functions."""
+    for number, row in enumerate(rows, start=1):
+        for name, value in row.items():
+            try:
+                pickle.dumps(value)
+            except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
+                raise DataError(
+                    f"column {name!r} of row {number} of {source} cannot be sent to the scoring "
+                    f"process ({describe(error)}): give numbers, texts, lists or dicts"
+                ) from error
 
 
 def _hold_out(rows: Sequence[Row], share: float, source: str) -> tuple[list[Row], list[Row]]:
