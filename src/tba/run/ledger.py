@@ -19,13 +19,7 @@ class Ledger:
         self._buffer = buffer
         self._buffer_before = (buffer.kept, buffer.duplicate, buffer.excluded)
         self._started = time.perf_counter()
-        self._first_step_at: float | None = None
-        self._tokens_before_steps = 0
-
-    def begin_steps(self, status: SearchStatus) -> None:
-        """Note that the initial fill is over."""
-        self._first_step_at = time.perf_counter()
-        self._tokens_before_steps = status.tokens
+        self._fill: tuple[float, int] | None = None  # when it was over, tokens searched by then
 
     def note(self, report: StepReport) -> None:
         """Add a trainer step."""
@@ -58,10 +52,13 @@ class Ledger:
         trainer_s = self._steps.trainer_seconds - self._earlier.trainer_seconds
         idle_s = self._steps.trainer_idle_seconds - self._earlier.trainer_idle_seconds
         searcher_s = status.busy_s + status.idle_s
-        since = time.perf_counter() - (self._first_step_at or self._started)
+        if self._fill is None:
+            self._fill = (time.perf_counter(), status.tokens)
+        filled_at, tokens = self._fill
+        since = time.perf_counter() - filled_at
         return {
             "trainer_idle_share": idle_s / trainer_s if trainer_s else 0.0,
             "searcher_idle_share": status.idle_s / searcher_s if searcher_s else 0.0,
-            "search_tokens_per_s": (status.tokens - self._tokens_before_steps) / max(since, 1e-9),
+            "search_tokens_per_s": (status.tokens - tokens) / since if since > 1 else 0.0,
             "searchers_alive": float(status.alive),
         }
