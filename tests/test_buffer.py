@@ -1,3 +1,5 @@
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -255,7 +257,10 @@ def test_a_rebuild_from_the_log_draws_the_same_batches(tmp_path):
 
 
 class BufferMachine(RuleBasedStateMachine):
-    """Compare the buffer with a dict of lists: query_id -> [tokens, reward, version, uses, found]."""
+    """Compare the buffer with a dict of lists: query_id -> [tokens, reward, version, uses, found].
+
+    Batch by batch, so that within one batch all finds of one version count.
+    """
 
     capacity = 4
 
@@ -285,15 +290,17 @@ class BufferMachine(RuleBasedStateMachine):
             ]
         )
         self.batches.append(batch)
+        found = Counter((q, tokens, version) for q, tokens, _, version, usable in rows if usable)
+        for q, samples in self.model.items():
+            found.update({(q, s[0], s[2]): s[4] for s in samples})
         replaced = 0
         for q, tokens, reward, version, usable in rows:
             if usable:
                 samples = self.model.setdefault(q, [])
-                equal = [s for s in samples if s[0] == tokens]
+                before = len(samples)
                 samples[:] = [s for s in samples if s[0] != tokens]
-                replaced += len(equal)
-                found = sum(s[4] for s in equal if s[2] == version)
-                samples.append([tokens, reward, version, 0, found + 1])
+                replaced += before - len(samples)
+                samples.append([tokens, reward, version, 0, found[q, tokens, version]])
         for samples in self.model.values():
             del samples[: -self.capacity]
         usable = sum(row[-1] for row in rows)
