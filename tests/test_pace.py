@@ -13,7 +13,9 @@ from tba.run.rollouts import encode
 
 def trajectory(ticket: int, reward: float | None = 1.0, detail: str = "") -> Trajectory:
     score = (
-        Score(Outcome.OK, reward) if reward is not None else Score(Outcome.ERROR, float("nan"), detail)
+        Score(Outcome.OK, reward)
+        if reward is not None
+        else Score(Outcome.ERROR, float("nan"), detail)
     )
     return Trajectory(
         query_id=0,
@@ -150,7 +152,9 @@ def test_a_wait_that_runs_out_names_who_was_waited_for() -> None:
     runtime.open_round(0)
     runtime.receive = lambda timeout_s: []  # type: ignore[method-assign]
     intake, _ = make_intake(runtime, timeout_s=0.05)
-    with pytest.raises(WaitTimeoutError, match=r"the initial samples, in vain; .*searcher 0, generating"):
+    with pytest.raises(
+        WaitTimeoutError, match=r"the initial samples, in vain; .*searcher 0, generating"
+    ):
         intake.wait(lambda: False, what="the initial samples")
     assert intake.waited_s >= 0.05
 
@@ -165,14 +169,16 @@ def test_a_run_in_which_nothing_can_be_scored_ends_and_says_why() -> None:
     runtime = ScriptedRuntime(batches_per_round=10, reward=None)
     runtime.open_round(0)
     intake, _ = make_intake(runtime, hopeless_after=4)
-    with pytest.raises(AllExcludedError, match="the last 4 responses could not be scored.*boom"):
+    with pytest.raises(AllExcludedError, match=r"the last 4 responses could not be scored.*boom"):
         intake.wait(lambda: False, what="the initial samples")
 
 
 def test_pass_at_1_counts_what_arrived_since_the_last_call_and_leaves_failures_out() -> None:
     buffer = ReplayBuffer(capacity_per_query=10)
     arrivals = Arrivals(buffer, pass_threshold=1.0, hopeless_after=100)
-    arrivals.add(encode([trajectory(1, 1.0), trajectory(2, 0.0), trajectory(3, None), trajectory(4, 0.5)]))
+    arrivals.add(
+        encode([trajectory(1, 1.0), trajectory(2, 0.0), trajectory(3, None), trajectory(4, 0.5)])
+    )
     assert arrivals.pass_at_1() == pytest.approx(1 / 3)
     assert arrivals.pass_at_1() == pytest.approx(1 / 3)  # nothing new: still the newest known
     arrivals.add(encode([trajectory(5, 1.0)]))

@@ -15,7 +15,9 @@ from tba.update import PolicyUpdate, micro_batches
 
 @pytest.fixture
 def policy(tmp_path: Path) -> Policy:
-    build = BuildConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+    build = BuildConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2
+    )
     build_policy(build, tmp_path, seed=1)
     return load_policy(
         tmp_path, ModelConfig(build=build), device=torch.device("cpu"), dtype=torch.float32
@@ -43,10 +45,16 @@ def make_batch(seed: int = 0, queries: int = 5, rows_each: int = 4, samples: int
         return tuple((-rng.random(n)).astype(np.float32) for n in lengths)
 
     index = np.stack(
-        [q * rows_each + np.r_[np.arange(rows_each), rng.integers(0, rows_each, samples - rows_each)] for q in range(queries)]
+        [
+            q * rows_each
+            + np.r_[np.arange(rows_each), rng.integers(0, rows_each, samples - rows_each)]
+            for q in range(queries)
+        ]
     )
     return Batch(
-        prompts=tuple(rng.integers(2, 14, size=n).astype(np.int32) for n in rng.integers(2, 8, queries)),
+        prompts=tuple(
+            rng.integers(2, 14, size=n).astype(np.int32) for n in rng.integers(2, 8, queries)
+        ),
         tokens=tuple(rng.integers(2, 14, size=n).astype(np.int32) for n in lengths),
         log_mu=floats(),
         log_ref=floats(),
@@ -84,7 +92,9 @@ def test_micro_batches_hold_whole_queries_within_the_budget_and_every_query_once
     micros = list(micro_batches(batch, 90))
     for micro in micros:
         longest = max(len(t) for t in micro.tokens)
-        padded = len(micro.prompts) * max(len(p) for p in micro.prompts) + len(micro.tokens) * longest
+        padded = (
+            len(micro.prompts) * max(len(p) for p in micro.prompts) + len(micro.tokens) * longest
+        )
         assert padded <= 90 or len(micro.prompts) == 1
     prompts = sorted(p.tobytes() for micro in micros for p in micro.prompts)
     assert prompts == sorted(p.tobytes() for p in batch.prompts)
@@ -114,7 +124,7 @@ def test_a_sample_drawn_twice_counts_twice(policy: Policy) -> None:
 
 
 def test_gradient_equals_the_closed_form_of_the_naive_computation(policy: Policy) -> None:
-    """-mean(A grad log pi) with A = (r - rbar) - beta (k - kbar), log pi by a plain forward of each row."""
+    """-mean(A grad log pi), A = (r - rbar) - beta (k - kbar), log pi by a plain forward each."""
     batch, beta = make_batch(queries=3), 0.05
     measured, _ = gradient_of(policy, batch, budget=10_000)
     log_pi = torch.stack([naive_log_pi(policy, batch, row) for row in range(len(batch.tokens))])
@@ -146,7 +156,9 @@ def test_a_step_without_finite_loss_changes_nothing(policy: Policy) -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True))
     assert not update.optimizer.state
     assert not update.step(make_batch(), 1).skipped
-    assert not all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True))
+    assert not all(
+        torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True)
+    )
 
 
 def test_gradient_clipping_and_schedule_reach_the_optimiser(policy: Policy) -> None:

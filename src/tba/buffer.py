@@ -319,7 +319,7 @@ class ReplayBuffer:
         return replaced
 
     def _count_finds(self, replaced: NDArray[Any], new: NDArray[Any]) -> None:
-        """Let new samples inherit the count of the equal old ones, if the same policy version found both."""
+        """Add the count of equal old samples to new ones that the same policy version found."""
         count_of = dict(
             zip(
                 self.field("key", replaced).tolist(),

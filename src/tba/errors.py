@@ -13,8 +13,8 @@
     ├── DivergedError           too many steps in a row without a finite gradient
     └── StorageError            the disk refused; what was written before is intact
 
-A message says what failed, the value, what was expected and what to do. Every class is picklable, since
-searchers send their errors to the trainer.
+A message says what failed, the value, what was expected and what to do. Every class is picklable,
+since searchers send their errors to the trainer.
 """
 
 

@@ -1,12 +1,14 @@
-"""Who waits for whom: the three sync modes, seen from the searcher (`Lane`) and from the trainer (`Pace`).
+"""Who waits for whom: the three sync modes, seen from searcher (`Lane`) and trainer (`Pace`).
 
 A *round* is the time between two syncs, k trainer steps.
 
-    free      Nobody waits. A lane delivers each search batch at once; the trainer takes in what has arrived.
-    barrier   The paper's. A lane keeps what it finds in round r (its D_local) until the trainer, k steps later, asks
-              for it; then the trainer publishes, and round r+1 starts. On the m branch staleness lies in [k, 2k-1].
-    lockstep  Synchronous. A lane searches a fixed number of batches with the newest weights; only when all have
-              delivered does the trainer take its k steps. Staleness lies in [0, k-1].
+    free      Nobody waits. A lane delivers each search batch at once; the trainer takes in what has
+              arrived.
+    barrier   The paper's. A lane keeps what it finds in round r (its D_local) until the trainer, k
+              steps later, asks for it; then the trainer publishes, and round r+1 starts. On the m
+              branch staleness lies in [k, 2k-1].
+    lockstep  Synchronous. A lane searches a fixed number of batches with the newest weights; only
+              when all have delivered does the trainer take its k steps. Staleness lies in [0, k-1].
 
 Both ends run the same code in every runtime.
 """
@@ -52,7 +54,13 @@ class Lane:
     """One searcher's turns: when it searches, what it keeps in D_local, when it delivers."""
 
     def __init__(
-        self, searcher: SupportsSearch, mode: Mode, *, searches_per_round: int, first_ticket: int, stride: int
+        self,
+        searcher: SupportsSearch,
+        mode: Mode,
+        *,
+        searches_per_round: int,
+        first_ticket: int,
+        stride: int,
     ) -> None:
         self._searcher = searcher
         self._mode = mode
@@ -141,12 +149,13 @@ class Arrivals:
         if self._excluded_in_a_row >= self._hopeless_after:
             newest = batch.column("outcome")[-1].as_py(), batch.column("detail")[-1].as_py()
             raise AllExcludedError(
-                f"the last {self._excluded_in_a_row} responses could not be scored, so there is nothing to learn "
+                f"the last {self._excluded_in_a_row} responses could not be scored, so there is "
+                "nothing to learn "
                 f"from (the newest: {': '.join(filter(None, newest))}): look at the reward function"
             )
 
     def pass_at_1(self) -> float:
-        """Return the share of correct ones among the newest arrivals: those since the last call, if there were any."""
+        """Return the share of correct ones among the newest arrivals (since the last call)."""
         if self._fresh:
             self._share = self._passed / self._fresh
             self._passed = self._fresh = 0
@@ -154,7 +163,7 @@ class Arrivals:
 
 
 class Intake:
-    """The only place where the trainer takes in trajectories, and the only place where it waits for them."""
+    """The only place where the trainer takes in trajectories, and where it waits for them."""
 
     def __init__(
         self,
@@ -171,13 +180,28 @@ class Intake:
         self.waited_s = 0.0
         """Seconds waited so far."""
 
-    def take(self, timeout_s: float = 0.0) -> None:
-        """Add to the buffer what has arrived."""
-        for batch in self.runtime.receive(timeout_s):
+    def take(self, timeout_s: float = 0.0) -> bool:
+        """Add to the buffer what has arrived; returns whether anything has."""
+        batches = self.runtime.receive(timeout_s)
+        for batch in batches:
             self.arrivals.add(batch)
+        return bool(batches)
 
-    def wait(self, until: Callable[[], bool], *, what: str, number: int = NO_ROUND) -> bool:
+    def wait(
+        self,
+        until: Callable[[], bool],
+        *,
+        what: str,
+        number: int = NO_ROUND,
+        arrivals_help: bool = True,
+    ) -> bool:
         """Take in trajectories until a condition holds; the seconds count as waiting.
+
+        Args:
+            until: The condition.
+            what: What is waited for, in words.
+            number: The round that is waited for, if it is one.
+            arrivals_help: Whether each arrival is progress, so that the timeout begins anew.
 
         Returns:
             Whether the condition holds; False only when the run was interrupted.
@@ -185,23 +209,27 @@ class Intake:
         Raises:
             WaitTimeoutError: It did not hold in time; the message names who was waited for.
         """
-        start = time.perf_counter()
+        start = progress = time.perf_counter()
         try:
             while not until():
                 if self.interrupted():
                     return False
-                if time.perf_counter() - start > self._timeout_s:
-                    names = "; ".join(self.runtime.waiting_for(number)) or "nobody in particular"
-                    raise WaitTimeoutError(
-                        f"waited {self._timeout_s:g} s for {what}, in vain; waiting for: {names}. Look into "
-                        "that searcher's log, or raise sync.timeout_s"
-                    )
-                self.take(POLL_S)
+                if time.perf_counter() - progress > self._timeout_s:
+                    raise self._in_vain(what, number)
+                if self.take(POLL_S) and arrivals_help:
+                    progress = time.perf_counter()
             if number != NO_ROUND:
                 self.take()  # the round's last trajectories
             return True
         finally:
             self.waited_s += time.perf_counter() - start
+
+    def _in_vain(self, what: str, number: int) -> WaitTimeoutError:
+        names = "; ".join(self.runtime.waiting_for(number)) or "nobody in particular"
+        return WaitTimeoutError(
+            f"waited {self._timeout_s:g} s for {what}, in vain; waiting for: {names}. Look into "
+            "that searcher's log, or raise sync.timeout_s"
+        )
 
 
 class Pace:

@@ -1,7 +1,8 @@
 """All that moves between the parts: queries, responses, trajectories, batches and reports.
 
-Records are frozen and hold numpy arrays, so that they can be sent between processes and read without torch.
-Axes are `query, sample, token`, in that order; a response's tokens include its end-of-sequence token.
+Records are frozen and hold numpy arrays, so that they can be sent between processes and read
+without torch. Axes are `query, sample, token`, in that order; a response's tokens include its
+end-of-sequence token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +52,8 @@ class Query:
     prompt_ids: Int32
     """Tokens of `prompt`, shape [prompt]."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """The row's other columns, passed to the reward function by name; `prompt` as the user gave it among them."""
+    """The row's other columns, passed to the reward function by name; `prompt` as the user gave it
+    among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ class Response:
     tokens: Int32
     """Shape [token]; the last one is the end-of-sequence token when `finish_reason` is STOP."""
     log_mu: Float32
-    """Log-probability of each token under the policy that sampled it, temperature applied; shape [token]."""
+    """Log-probability of each token under the policy that sampled it, temperature applied; shape
+    [token]."""
     finish_reason: FinishReason
     """Why it ended."""
 
@@ -103,7 +106,8 @@ class Trajectory:
     reference_version: int
     """Optimiser steps behind the reference that scored it; 0 is the initial model."""
     ticket: int
-    """Number of the search batch it came from; unique within a run, it fixes queries and random stream."""
+    """Number of the search batch it came from; unique within a run, it fixes queries and random
+    stream."""
     searcher: int
     """Lane of the searcher that found it."""
     temperature: float
@@ -112,10 +116,10 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one trainer step learns from: Q queries with K samples each, stored once where drawn twice.
+    """What one trainer step learns from: Q queries with K samples each, stored once each.
 
-    A row is a unique trajectory. `index[q, j]` is the row of the j-th sample of query q, so an array over
-    rows turns into one over `[query, sample]` by `array[index]`.
+    A row is a unique trajectory. `index[q, j]` is the row of the j-th sample of query q, so an
+    array over rows turns into one over `[query, sample]` by `array[index]`.
     """
 
     prompts: tuple[Int32, ...]
@@ -187,13 +191,14 @@ class EvalReport:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one trainer step did; everything outside the loop (logs, checkpoints, stop rules) reads this."""
+    """What one trainer step did: what logs, checkpoints and stop rules read."""
 
     step: int
     """Optimiser steps done, this one included: the policy version it produced."""
     metrics: Mapping[str, float]
     """Scalars by name, as in `docs/metrics.md`."""
     staleness: Int64
-    """Trainer's version minus the sample's, for each sample of the batch; shape [query * sample]."""
+    """Trainer's version minus the sample's, for each sample of the batch; shape [query *
+    sample]."""
     published: bool
     """Whether this step's weights went to the searchers (a sync point)."""

@@ -76,8 +76,9 @@ def choose_newest(
 ) -> Int64:
     """Choose positions: `count` of those with a recent version, uniformly; too few are filled up.
 
-    First with the next newest older ones (`version` is in order of arrival, newest last). When there are not `count`
-    in all, with replacement, each as likely as it was often found: as if duplicates had not been merged.
+    First with the next newest older ones (`version` is in order of arrival, newest last). When
+    there are not `count` in all, with replacement, each as likely as it was often found: as if
+    duplicates had not been merged.
     """
     by_age = np.argsort(version, kind="stable")[::-1]  # newest first
     recent = by_age[: int((version >= recent_from).sum())]
@@ -98,8 +99,9 @@ def choose_by_softmax(
     """Choose `count` positions by softmax without replacement; equal logits choose uniformly.
 
     The largest of logit + Gumbel noise are such a sample (Kool et al. 2019), and no exponential is
-    taken, so nothing underflows; equal logits that swallow the noise, or are -inf, are ordered by the
-    noise alone. When there are not `count`: with replacement, by softmax times how often each was found.
+    taken, so nothing underflows; equal logits that swallow the noise, or are -inf, are ordered by
+    the noise alone. When there are not `count`: with replacement, by softmax times how often each
+    was found.
     """
     if len(logits) >= count:
         return _noisy_order(logits, generator)[:count]

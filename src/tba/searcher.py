@@ -7,12 +7,12 @@
       S4. score: r_j = reward(y_j; x); log pi_ref(y_j|x)
       S5. add (x, y_j, r_j, log pi_ref, policy version) to D_local
 
-`Searcher.search` is one round of S1 to S5. When D_local goes to D_global is the turn-taking of `tba.pace`; how it
-gets there is the runtime's.
+`Searcher.search` is one round of S1 to S5. When D_local goes to D_global is the turn-taking of
+`tba.pace`; how it gets there is the runtime's.
 
-A search batch has a number, its *ticket*, unique within a run. The ticket alone decides which queries are taken and
-which random stream samples them, so two searchers never share a stream, a replaced searcher repeats nothing, and a
-resumed run goes on where it was.
+A search batch has a number, its *ticket*, unique within a run. The ticket alone decides which
+queries are taken and which random stream samples them, so two searchers never share a stream, a
+replaced searcher repeats nothing, and a resumed run goes on where it was.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ import torch
 
 from tba.engines.base import Engine, Sampling
 from tba.policy.reference import Reference
-from tba.records import Int32, Query, Response, Score, Trajectory
+from tba.records import Float32, Int32, Query, Response, Score, Trajectory
 from tba.sync import NOTHING_PUBLISHED, WeightStore
 
 
@@ -49,13 +49,13 @@ class SupportsDecode(Protocol):
 
 
 def stream_seed(seed: int, purpose: str, number: int) -> int:
-    """Return the 63-bit seed of one random stream: the same for the same three, unrelated otherwise."""
+    """Return the 63-bit seed of one random stream, a hash of the three."""
     digest = hashlib.blake2b(f"{seed}/{purpose}/{number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 class Tickets:
-    """What each search batch is made of: its queries, in a fresh random order each epoch, and its random stream."""
+    """What a search batch is made of: its queries, in a new order each epoch, and its stream."""
 
     def __init__(self, queries: Sequence[Query], per_batch: int, seed: int) -> None:
         self._queries = queries
@@ -64,7 +64,7 @@ class Tickets:
         self._order: tuple[int, np.ndarray] | None = None  # (epoch, permutation)
 
     def take(self, ticket: int) -> list[Query]:
-        """Return the distinct queries of a ticket, at most `per_batch` (fewer where an epoch ends)."""
+        """Return the distinct queries of a ticket: `per_batch`, or fewer where an epoch ends."""
         first = ticket * self._per_batch
         ids = [self._id_at(position) for position in range(first, first + self._per_batch)]
         return [self._queries[i] for i in dict.fromkeys(ids)]
@@ -145,7 +145,9 @@ class Searcher:
         self._take_weights()  # S1
         queries = self._tickets.take(ticket)  # S2
         self._seat.announce(Stage.GENERATING)
-        responses = self._engine.generate(queries, self._sampling, self._tickets.generator(ticket))  # S3
+        responses = self._engine.generate(
+            queries, self._sampling, self._tickets.generator(ticket)
+        )  # S3
         return self._score(queries, responses, ticket)  # S4, S5
 
     def _take_weights(self) -> None:
@@ -162,14 +164,13 @@ class Searcher:
     def _score(
         self, queries: Sequence[Query], responses: Sequence[Sequence[Response]], ticket: int
     ) -> list[Trajectory]:
-        flat = [(query, response) for query, group in zip(queries, responses, strict=True) for response in group]
+        flat = [(query, r) for query, group in zip(queries, responses, strict=True) for r in group]
         tokens = [response.tokens for _, response in flat]
         texts = self._tokenizer.batch_decode(tokens, skip_special_tokens=True)
         self._seat.announce(Stage.SCORING)
         scores = self._scorer.score([query for query, _ in flat], texts, tokens)
         self._seat.announce(Stage.REFERENCE)
-        query_of_row = np.repeat(np.arange(len(queries)), [len(group) for group in responses])
-        log_ref = self._reference.log_ref([query.prompt_ids for query in queries], tokens, query_of_row)
+        log_ref = self._log_ref(queries, responses)
         return [
             Trajectory(
                 query_id=query.query_id,
@@ -188,3 +189,19 @@ class Searcher:
             )
             for row, (query, response) in enumerate(flat)
         ]
+
+    def _log_ref(
+        self, queries: Sequence[Query], responses: Sequence[Sequence[Response]]
+    ) -> list[Float32]:
+        """Return the responses' reference log-probabilities, computing equal ones once."""
+        keys = [(q, r.tokens.tobytes()) for q, group in enumerate(responses) for r in group]
+        flat = [response.tokens for group in responses for response in group]
+        first = {key: row for row, key in reversed(list(enumerate(keys)))}
+        unique = sorted(first.values())
+        found = self._reference.log_ref(
+            [query.prompt_ids for query in queries],
+            [flat[row] for row in unique],
+            np.array([keys[row][0] for row in unique]),
+        )
+        log_ref_of = dict(zip(unique, found, strict=True))
+        return [log_ref_of[first[key]] for key in keys]

@@ -1,6 +1,7 @@
-"""A sitting of a run, from its first to its last moment: preparation, training, and what surrounds the loop.
+"""A sitting of a run: preparation, training, and what surrounds the loop.
 
-    run folder --> initial model (built, warm-started or loaded) --> policy, task, optimiser, buffer (from the rollout log)
+    run folder --> initial model (built, warm-started or loaded) --> policy, task, optimiser,
+                   buffer (rebuilt from the rollout log)
                --> searchers start; the initial policy is evaluated while they fill the buffer
                --> Trainer.steps(): metrics, progress, evaluation, checkpoints
                --> searchers end; final checkpoint, evaluation, summary
@@ -48,9 +49,7 @@ from tba.update import PolicyUpdate
 log = logging.getLogger(__name__)
 
 
-def run(
-    config: Config, run_dir: Path, *, resume: bool, clean: bool, progress: Progress
-) -> Summary:
+def run(config: Config, run_dir: Path, *, resume: bool, clean: bool, progress: Progress) -> Summary:
     """Train as configured, in a run folder, and return what came of it.
 
     Args:
@@ -61,7 +60,8 @@ def run(
         progress: What the user sees meanwhile.
 
     Raises:
-        TbaError: The run could not be done; its folder, where there is one, is resumable and says why.
+        TbaError: The run could not be done; its folder, where there is one, is resumable and says
+            why.
     """
     disable_progress_bar()  # transformers' own would tear ours
     opened = RunFolder.resume(run_dir) if resume else RunFolder.create(run_dir, config, clean=clean)
@@ -143,7 +143,7 @@ class Session:
         )
 
     def run(self) -> Summary:
-        """Train, save, evaluate; whatever happens, leave a folder that says what happened and can be resumed."""
+        """Train, save, evaluate; whatever happens, leave a folder that tells and can be resumed."""
         try:
             with self._runtime:
                 torch.set_num_threads(trainer_threads(self._config))
@@ -178,18 +178,20 @@ class Session:
         self._progress.update(StepReport(report.step, metrics, report.staleness, report.published))
 
     def _evaluate(self) -> EvalReport:
-        """Measure the present policy on held-out queries."""
+        """Measure the present policy on held-out queries, in the trainer's precision."""
         search = self._config.search
-        report = evaluate(
-            TorchEngine(self._policy.model, self._policy.eos_ids),
-            self._scorer,
-            task=self._task,
-            tokenizer=self._policy.tokenizer,
-            sampling=Sampling(1, search.temperature, search.max_completion_length),
-            settings=self._config.evaluation,
-            seed=self._config.seed,
-            policy_version=self._trainer.version,
-        )
+        low = self._config.trainer.precision == "bfloat16"
+        with torch.autocast(self._policy.model.device.type, torch.bfloat16, enabled=low):
+            report = evaluate(
+                TorchEngine(self._policy.model, self._policy.eos_ids),
+                self._scorer,
+                task=self._task,
+                tokenizer=self._policy.tokenizer,
+                sampling=Sampling(1, search.temperature, search.max_completion_length),
+                settings=self._config.evaluation,
+                seed=self._config.seed,
+                policy_version=self._trainer.version,
+            )
         if self._config.model.gradient_checkpointing:
             self._policy.model.train()  # the engine sets the model to evaluation
         self._progress.evaluated(report)
@@ -203,7 +205,8 @@ class Session:
         )
         return report
 
-    # --- what is kept --------------------------------------------------------------------------------------
+    # --- what is kept
+    # --------------------------------------------------------------------------------------
 
     def _save(self) -> None:
         """Write a checkpoint of this moment, unless there is one."""
@@ -230,7 +233,7 @@ class Session:
         self._saved_step = self._trainer.version
 
     def _fail(self, error: TbaError) -> None:
-        """Leave what can be left: a checkpoint where the disk allows one, and a summary that gives the reason."""
+        """Leave a checkpoint, where the disk allows one, and a summary that gives the reason."""
         try:
             if self._trainer.version > 0:
                 self._save()
@@ -250,13 +253,16 @@ class Session:
         summary.write(self._folder.summary)
         return summary
 
-    # --- preparation ---------------------------------------------------------------------------------------
+    # --- preparation
+    # ---------------------------------------------------------------------------------------
 
     def _open_rollouts(self, checkpoint: Checkpoint | None) -> RolloutLog:
-        """Open the log; an inline run goes back to its checkpoint, since it will find the same again."""
+        """Open the log; an inline run goes back to its checkpoint and will find the same again."""
         rollouts = RolloutLog(self._folder.rollouts)
         if rollouts.dropped_bytes:
-            self._progress.event(f"rollout log: dropped a torn tail of {rollouts.dropped_bytes} bytes")
+            self._progress.event(
+                f"rollout log: dropped a torn tail of {rollouts.dropped_bytes} bytes"
+            )
         if isinstance(self._config.runtime, InlineRuntimeConfig):
             rollouts.truncate(checkpoint.state.rollout_position if checkpoint else rollouts.start)
         return rollouts
@@ -266,7 +272,8 @@ class Session:
     ) -> tuple[ReplayBuffer, int]:
         """Return the buffer as the log has it, and the lowest ticket that no search batch had.
 
-        Samples of versions later than the checkpoint count as its own: the policy that found them was lost.
+        Samples of versions later than the checkpoint count as its own: the policy that found them
+        was lost.
         """
         buffer = ReplayBuffer(self._config.buffer.capacity_per_query)
         next_ticket = 0
@@ -284,7 +291,9 @@ class Session:
         if config.sync.reference_reset_every is None:
             return None
         dtype = getattr(torch, config.search.dtype)
-        policy = load_policy(model_folder, config.model, device=self._policy.model.device, dtype=dtype)
+        policy = load_policy(
+            model_folder, config.model, device=self._policy.model.device, dtype=dtype
+        )
         reference = Reference(
             policy.model,
             temperature=config.search.temperature,

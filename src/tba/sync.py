@@ -2,11 +2,12 @@
 
     Trainer --publish(weights, version)--> [slot 0 | slot 1] + header --pull--> Searcher
 
-* `publish` stops the trainer for one copy of the weights; the hash is computed in a thread afterwards, and the
-  header, which makes the new slot the current one, is written last.
-* `pull` copies the current slot into the engine's own parameters and hashes those parameters. Only when that
-  hash is the header's may a sample be tagged with the version. A slot that was overwritten meanwhile, or any
-  damage, shows as a mismatch: it is logged and the weights are taken again.
+* `publish` stops the trainer for one copy of the weights; the hash is computed in a thread
+  afterwards, and the header, which makes the new slot the current one, is written last.
+* `pull` copies the current slot into the engine's own parameters and hashes those parameters. Only
+  when that hash is the header's may a sample be tagged with the version. A slot that was
+  overwritten meanwhile, or any damage, shows as a mismatch: it is logged and the weights are taken
+  again.
 * The hash covers the version as well as the bytes, so that neither can be mistaken for another.
 
 The trajectories' wire is `tba.run.rollouts` (what crosses) and `tba.runtimes` (how).
@@ -34,11 +35,11 @@ MAX_PULLS = 20
 
 
 def digest_of(weights: Mapping[str, Tensor], version: int) -> bytes:
-    """Return the 32-byte SHA-256 of a version number and of all weights' bytes, in the mapping's order."""
+    """Return the SHA-256 of a version number and of all weights' bytes, in their order."""
     sha = hashlib.sha256(version.to_bytes(8, "little", signed=True))
     for weight in weights.values():
         data = weight.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-        sha.update(data.numpy())
+        sha.update(data.numpy().data)
     return sha.digest()
 
 
@@ -73,8 +74,8 @@ def _aligned(size: int) -> int:
 class WeightStore:
     """Two slots of shared memory and a header: [version, slot, digest as 4 words].
 
-    One trainer publishes, any number of searchers pull. The store is picklable for `torch.multiprocessing`,
-    which passes the memory itself; it vanishes with the last process that holds it.
+    One trainer publishes, any number of searchers pull. The store is picklable for
+    `torch.multiprocessing`, which passes the memory itself; it vanishes with its last holder.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
@@ -105,7 +106,9 @@ class WeightStore:
         with torch.no_grad():
             for name, view in views.items():
                 view.copy_(weights[name])
-        self._hashing = threading.Thread(target=self._make_current, args=(slot, version, views), daemon=True)
+        self._hashing = threading.Thread(
+            target=self._make_current, args=(slot, version, views), daemon=True
+        )
         self._hashing.start()
 
     def flush(self) -> None:
@@ -115,7 +118,7 @@ class WeightStore:
             self._hashing = None
 
     def pull(self, into: Mapping[str, Tensor], newer_than: int) -> int | None:
-        """Copy weights newer than a version into an engine's parameters, and prove that they arrived.
+        """Copy weights newer than a version into an engine's parameters; prove that they arrived.
 
         Returns:
             The version now held, or None when there is no newer one.
@@ -135,7 +138,8 @@ class WeightStore:
             log.warning("weights of version %d do not match their hash; taking them again", version)
             time.sleep(0.01 * attempt)
         raise WaitTimeoutError(
-            f"the weights in shared memory did not match their hash {MAX_PULLS} times in a row; the memory is "
+            f"the weights in shared memory did not match their hash {MAX_PULLS} times in a row; "
+            "the memory is "
             "damaged or weights are published faster than they can be copied: raise sync.sync_every"
         )
 

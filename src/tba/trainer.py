@@ -2,13 +2,15 @@
 
     Trainer, for t = 1..N:
       T0. what the searchers delivered goes to D_global
-      T1. batch: B times, with probability m a query of the most recent sync and K of its newest samples, otherwise
+      T1. batch: B times, with probability m a query of the most recent sync and K of its newest
+      samples, otherwise
           any query ever seen and K of its samples
       T2. one optimiser step on the objective with the current beta(t)
       T3. every rho steps the reference becomes the policy; every k steps publish theta
 
-`Trainer.step` is these lines; `Trainer.steps` yields a report of each, for logs, checkpoints, evaluation and stop rules
-to consume from outside. A step without a finite loss and gradient is skipped and counted.
+`Trainer.step` is these lines; `Trainer.steps` yields a report of each, for logs, checkpoints,
+evaluation and stop rules to consume from outside. A step without a finite loss and gradient is
+skipped and counted.
 """
 
 import time
@@ -98,7 +100,7 @@ class Trainer:
         return self.version > 0 or self._intake.arrivals.scored >= enough
 
     def _draw(self) -> Batch | None:
-        """Draw this step's batch, waiting only where the bounds on staleness or reuse leave nothing to draw."""
+        """Draw this step's batch; wait only where the bounds leave nothing to draw."""
         batch = self._try_to_draw()
         if batch is None:
 
@@ -108,7 +110,7 @@ class Trainer:
                 return batch is not None
 
             what = "samples within buffer.max_staleness and buffer.max_reuse"
-            if not self._intake.wait(drawn, what=what):
+            if not self._intake.wait(drawn, what=what, arrivals_help=False):
                 return None
         assert batch is not None
         return batch if self._resets is None else self._resets.refresh(batch, self._buffer)
@@ -129,8 +131,10 @@ class Trainer:
         self._bad_in_a_row = self._bad_in_a_row + 1 if result.skipped else 0
         if self._bad_in_a_row >= self._config.trainer.max_bad_steps:
             raise DivergedError(
-                f"{self._bad_in_a_row} steps in a row had no finite loss and gradient (the last one was step "
-                f"{self.version}), so training has diverged: lower trainer.learning_rate or raise objective.beta"
+                f"{self._bad_in_a_row} steps in a row had no finite loss and gradient (the last "
+                "one was step "
+                f"{self.version}), so training has diverged: lower trainer.learning_rate or "
+                "raise objective.beta"
             )
 
     def _report(

@@ -1,12 +1,11 @@
 """One optimiser step on a batch: log-probabilities, objective, micro-batches, clipping, AdamW.
 
-The loss of a batch is a mean over its queries, so a micro-batch of whole queries contributes its own mean times its
-share of the queries, and the summed gradient is the one-batch gradient. Each unique trajectory of a batch goes through
-the model once, however often it was drawn.
+The loss of a batch is a mean over its queries, so a micro-batch of whole queries contributes its
+own mean times its share of the queries, and the summed gradient is the one-batch gradient. Each
+unique trajectory of a batch goes through the model once, however often it was drawn.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -33,10 +32,10 @@ class UpdateResult:
 
 
 def micro_batches(batch: Batch, token_budget: int) -> Iterator[Batch]:
-    """Cut a batch into micro-batches of whole queries, each of at most `token_budget` padded tokens.
+    """Cut a batch into micro-batches of whole queries, at most `token_budget` padded tokens each.
 
-    Queries with responses of similar length go together, so that little of it is padding. A single query larger than
-    the budget is a micro-batch of its own.
+    Queries with responses of similar length go together, so that little of it is padding. A single
+    query larger than the budget is a micro-batch of its own.
     """
     rows = np.bincount(batch.query_of_row, minlength=len(batch.prompts))
     longest = np.zeros(len(batch.prompts), dtype=np.int64)
@@ -72,17 +71,17 @@ class PolicyUpdate:
         )
 
     def step(self, batch: Batch, number: int) -> UpdateResult:
-        """Take optimiser step `number` (from 0) on a batch; without a finite loss and gradient change nothing."""
+        """Take optimiser step `number` (from 0), unless loss or gradient is not finite."""
         beta = beta_at(self._beta, number, self._config.steps)
         rate = self._config.learning_rate * learning_rate_at(
             self._config.learning_rate_schedule, number, self._config.steps
         )
         self.optimizer.zero_grad(set_to_none=True)
-        sums: dict[str, Tensor | float] = defaultdict(float)
+        sums: dict[str, Tensor] = {}
         for micro in micro_batches(batch, self._config.micro_batch_tokens):
             share = len(micro.prompts) / len(batch.prompts)
             for name, value in self._backward(micro, beta, share).items():
-                sums[name] += share * value
+                sums[name] = sums.get(name, 0.0) + share * value
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._config.max_grad_norm)
         names = [*sums, "grad_norm"]
         values = torch.stack([*sums.values(), norm.float()]).tolist()  # the step's one read-back
@@ -133,8 +132,9 @@ def _drift(
 ) -> dict[str, Tensor]:
     """Measure how far the policy has moved from the policies that sampled the batch.
 
-    `log_prob_mismatch` is the mean |log pi - log mu| per token; `effective_sample_share` the mean over queries of
-    (sum w)^2 / (K sum w^2) with w = pi(y|x) / mu(y|x); `entropy` the mean of -log pi per token under the samples.
+    `log_prob_mismatch` is the mean |log pi - log mu| per token; `effective_sample_share` the mean
+    over queries of (sum w)^2 / (K sum w^2) with w = pi(y|x) / mu(y|x); `entropy` the mean of -log
+    pi per token under the samples.
     """
     tokens = mask.sum()
     log_w = ((log_pi - log_mu) * mask).sum(-1)  # [query, sample]

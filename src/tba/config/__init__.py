@@ -1,7 +1,7 @@
 """Every setting of a run, typed, documented and free of torch.
 
-`Config` is the whole; `load_config` builds one from recipes, TOML files and dotted overrides. Cross-field
-rules live here, beside the sections they tie together.
+`Config` is the whole; `load_config` builds one from recipes, TOML files and dotted overrides.
+Cross-field rules live here, beside the sections they tie together.
 """
 
 from typing import Self
@@ -90,7 +90,8 @@ class Config(Section):
         k, s = self.trainer.samples_per_query, self.search.samples_per_query
         if k > s:
             raise ValueError(
-                f"trainer.samples_per_query (K) is {k} but search.samples_per_query (S) is {s}: searchers must "
+                f"trainer.samples_per_query (K) is {k} but search.samples_per_query (S) is {s}: "
+                "searchers must "
                 f"find at least K responses for each query, so set S to {k} or more"
             )
         if k > self.buffer.capacity_per_query:
@@ -108,8 +109,10 @@ class Config(Section):
         )
         if self.trainer.micro_batch_tokens < longest:
             raise ValueError(
-                f"trainer.micro_batch_tokens is {self.trainer.micro_batch_tokens}, less than one query can "
-                f"need (task.max_prompt_length + K * search.max_completion_length = {longest}): raise it to "
+                f"trainer.micro_batch_tokens is {self.trainer.micro_batch_tokens}, less than one "
+                "query can "
+                f"need (task.max_prompt_length + K * search.max_completion_length = {longest}): "
+                "raise it to "
                 f"{longest} or shorten prompts or completions"
             )
         return self
@@ -120,7 +123,9 @@ class Config(Section):
         oldest = {"lockstep": k - 1, "barrier": 2 * k - 1, "free": k}[self.sync.mode]
         if bound is not None and bound < oldest:
             raise ValueError(
-                f"buffer.max_staleness is {bound}, but with sync.mode {self.sync.mode} and sync.sync_every {k} "
-                f"fresh samples are up to {oldest} versions old: set it to {oldest} or more, or sync more often"
+                f"buffer.max_staleness is {bound}, but with sync.mode {self.sync.mode} and "
+                f"sync.sync_every {k} "
+                f"fresh samples are up to {oldest} versions old: set it to {oldest} or more, or "
+                "sync more often"
             )
         return self

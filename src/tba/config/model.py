@@ -21,7 +21,8 @@ class BuildConfig(Section):
     num_attention_heads: PositiveInt = 4
     """Number of attention heads."""
     initializer_range: PositiveFloat = 0.02
-    """Standard deviation of the initial weights; a narrow model learns sooner with about 1 / sqrt(hidden_size)."""
+    """Standard deviation of the initial weights; a narrow model learns sooner with about 1 /
+    sqrt(hidden_size)."""
     max_position_embeddings: PositiveInt = 64
     """Longest prompt plus response, in tokens."""
 
@@ -44,19 +45,21 @@ class ModelConfig(Section):
     def _one_source(self) -> Self:
         if self.model_name_or_path is not None and self.build is not None:
             raise ValueError(
-                "model.model_name_or_path and model.build are both set, but a policy is either loaded or "
+                "model.model_name_or_path and model.build are both set, but a policy is either "
+                "loaded or "
                 "built: remove one of them"
             )
         return self
 
 
 class WarmStartConfig(Section):
-    """Supervised fine-tuning on the task's own demonstrations before the run; its result is the reference."""
+    """Supervised fine-tuning on the task's demonstrations; its result is the reference."""
 
     steps: NonNegativeInt = 0
     """Optimiser steps; 0 leaves the policy as it is."""
     stop_at_loss: float = Field(default=0.0, ge=0)
-    """Ends earlier, once the mean loss of the last ten steps (nats per token) is at most this; 0: never."""
+    """Ends earlier, once the mean loss of the last ten steps (nats per token) is at most this; 0:
+    never."""
     batch_size: PositiveInt = 256
     """Demonstrations a step."""
     learning_rate: PositiveFloat = 1e-3

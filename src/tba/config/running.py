@@ -11,15 +11,17 @@ class SyncConfig(Section):
     """When weights go to the searchers and trajectories come back."""
 
     mode: Literal["free", "barrier", "lockstep"] = "free"
-    """free: nobody waits; barrier: everybody meets at each sync (the paper's); lockstep: search and training alternate."""
+    """free: nobody waits; barrier: everybody meets at each sync (the paper's); lockstep: search and
+    training alternate."""
     sync_every: PositiveInt = 2
     """k: trainer steps between two publications of the weights."""
     searches_per_round: PositiveInt | None = None
-    """Search batches of each searcher between two syncs in lockstep mode; by default just what k steps consume."""
+    """Search batches of each searcher between two syncs in lockstep mode; by default just what k
+    steps consume."""
     reference_reset_every: PositiveInt | None = None
     """rho: every this many steps the reference becomes the policy of that step."""
     timeout_s: PositiveFloat = 600.0
-    """Longest wait for anybody, in seconds; then the run ends and says who was waited for."""
+    """Longest wait without progress, in seconds; then the run ends and says who was waited for."""
     stall_warning_s: PositiveFloat = 60.0
     """A searcher without a sign of life for this long is named in the log."""
 
@@ -37,7 +39,8 @@ class LocalRuntimeConfig(Section):
     kind: Literal["local"] = "local"
     """Runtime kind."""
     trainer_threads: PositiveInt | None = None
-    """Threads of the trainer; by default the cores shared out evenly among the processes, at least 1."""
+    """Threads of the trainer; by default the cores shared out evenly among the processes, at least
+    1."""
     searcher_threads: PositiveInt | None = None
     """Threads of each searcher; the same default."""
     max_restarts: NonNegativeInt = 5

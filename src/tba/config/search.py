@@ -17,7 +17,8 @@ class SearchConfig(Section):
     samples_per_query: PositiveInt = 24
     """S: responses generated for each query; at least K, since duplicates are merged."""
     temperature: PositiveFloat = 1.0
-    """Divides the logits of policy and reference alike, in generation and in both log-probabilities."""
+    """Divides the logits of policy and reference alike, in generation and in both
+    log-probabilities."""
     max_completion_length: PositiveInt = 128
     """Longest response in tokens, the end-of-sequence token included."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -32,7 +33,8 @@ class BufferConfig(Section):
     initial_samples: NonNegativeInt = 500
     """Trajectories in the buffer before the first trainer step."""
     on_policy_prob: float = Field(default=0.95, ge=0, le=1)
-    """m: probability, drawn for each query of a batch, of taking a query of the most recent sync."""
+    """m: probability, drawn for each query of a batch, of taking a query of the most recent
+    sync."""
     recent_versions: PositiveInt = 1
     """The most recent samples are those of this many newest policy versions in the buffer."""
     off_policy_sampling: Literal["uniform", "softmax_reward"] = "uniform"
@@ -42,4 +44,5 @@ class BufferConfig(Section):
     max_staleness: PositiveInt | None = None
     """Samples older than this many versions are not drawn (they are kept)."""
     max_reuse: PositiveInt | None = None
-    """A sample is drawn in at most this many batches; the trainer waits for new ones when none is left."""
+    """A sample is drawn in at most this many batches; the trainer waits for new ones when none is
+    left."""

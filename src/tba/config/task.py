@@ -37,7 +37,8 @@ class ArithmeticTaskConfig(TaskBase):
     prompt_template: str = "{a}{op}{b}="
     """The question; {a}, {op} and {b} stand for the operands and the operator."""
     answer_prefix: str = ""
-    """How the answer begins, given to the policy as part of the prompt; takes the same placeholders."""
+    """How the answer begins, given to the policy as part of the prompt; takes the same
+    placeholders."""
     train_queries: PositiveInt = 20_000
     """Questions to train on."""
     test_queries: PositiveInt = 1_000
@@ -49,19 +50,26 @@ class ArithmeticTaskConfig(TaskBase):
     def _enough_questions(self) -> Self:
         for name, (low, high) in (("left", self.left), ("right", self.right)):
             if low > high:
-                raise ValueError(f"task.{name} is [{low}, {high}]: the first number must not be the larger")
-        space = (self.left[1] - self.left[0] + 1) * (self.right[1] - self.right[0] + 1) * len(self.operators)
+                raise ValueError(
+                    f"task.{name} is [{low}, {high}]: the first number must not be the larger"
+                )
+        space = (
+            (self.left[1] - self.left[0] + 1)
+            * (self.right[1] - self.right[0] + 1)
+            * len(self.operators)
+        )
         asked = self.train_queries + self.test_queries
         if asked > space:
             raise ValueError(
-                f"task.train_queries + task.test_queries is {asked}, but the operands allow only {space} "
+                f"task.train_queries + task.test_queries is {asked}, but the operands allow only "
+                f"{space} "
                 "different questions: ask for fewer or widen task.left and task.right"
             )
         return self
 
 
 class Gsm8kTaskConfig(TaskBase):
-    """Grade-school word problems from JSONL files with `question` and `answer` (ending in `#### n`)."""
+    """Word problems from JSONL files with `question` and `answer` (ending in `#### n`)."""
 
     kind: Literal["gsm8k"] = "gsm8k"
     """Task kind."""
@@ -87,7 +95,8 @@ class CustomTaskConfig(TaskBase):
     test_share: float = Field(default=0.1, gt=0, lt=1)
     """Share of the training rows held out when there is no `test_file`."""
     reward: tuple[str, ...] = ()
-    """Reward functions: a short name, a dotted path (`package.module:function`) or `file.py:function`."""
+    """Reward functions: a short name, a dotted path (`package.module:function`) or
+    `file.py:function`."""
     reward_weights: tuple[float, ...] = ()
     """Weight of each reward function in the sum; all 1 when empty."""
 
@@ -95,14 +104,18 @@ class CustomTaskConfig(TaskBase):
     def _one_source(self) -> Self:
         if (self.file is None) == (self.train_file is None):
             raise ValueError(
-                "a custom task takes its rows either from task.file (a Python file) or from task.train_file "
+                "a custom task takes its rows either from task.file (a Python file) or from "
+                "task.train_file "
                 "(a data file): set exactly one of them"
             )
         if self.train_file is not None and not self.reward:
-            raise ValueError("task.train_file is set but task.reward names no reward function: name at least one")
+            raise ValueError(
+                "task.train_file is set but task.reward names no reward function: name at least one"
+            )
         if self.reward_weights and len(self.reward_weights) != len(self.reward):
             raise ValueError(
-                f"task.reward_weights has {len(self.reward_weights)} numbers for {len(self.reward)} reward "
+                f"task.reward_weights has {len(self.reward_weights)} numbers for "
+                f"{len(self.reward)} reward "
                 "functions: give one weight for each"
             )
         return self

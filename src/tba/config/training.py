@@ -30,7 +30,7 @@ class LinearBeta(Section):
 
 
 class LinearThenCutBeta(Section):
-    """Linear from `start` towards `end`, which it would reach at `end_at`; set to `end` at `cut_at` already."""
+    """Linear from `start` towards `end` at `end_at`, but set to `end` at `cut_at` already."""
 
     kind: Literal["linear_then_cut"] = "linear_then_cut"
     """Schedule kind."""
@@ -47,7 +47,8 @@ class LinearThenCutBeta(Section):
     def _cut_before_end(self) -> Self:
         if self.cut_at > self.end_at:
             raise ValueError(
-                f"objective.beta.cut_at is {self.cut_at} and end_at {self.end_at}, so the cut would never "
+                f"objective.beta.cut_at is {self.cut_at} and end_at {self.end_at}, so the cut "
+                "would never "
                 "happen: set cut_at at or below end_at"
             )
         return self
@@ -137,8 +138,10 @@ class TrainerConfig(Section):
     max_grad_norm: PositiveFloat = 1.0
     """Gradients are scaled down to this global norm."""
     micro_batch_tokens: PositiveInt = 16_384
-    """Most tokens (prompt once and padded responses) in one forward and backward pass; whole queries only."""
+    """Most tokens (prompt once and padded responses) in one forward and backward pass; whole
+    queries only."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of the forward pass; bfloat16 is autocast over float32 weights and optimiser."""
     max_bad_steps: PositiveInt = 5
-    """The run stops after this many steps in a row without a finite loss and gradient; each is skipped."""
+    """The run stops after this many steps in a row without a finite loss and gradient; each is
+    skipped."""

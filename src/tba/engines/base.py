@@ -11,7 +11,7 @@ from tba.records import Query, Response
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How responses are sampled. Nothing else influences it: no top-p, no penalty, no `generation_config.json`."""
+    """How responses are sampled; no top-p, penalty or `generation_config.json` influences it."""
 
     samples_per_query: int
     """S: responses for each query."""
@@ -24,10 +24,12 @@ class Sampling:
 class Engine(Protocol):
     """Generates responses with the weights it was last given.
 
-    Invariants: each response ends at its first end-of-sequence token, which belongs to it; `log_mu` holds the
-    float32 log-probabilities of the very distribution sampled from (at temperature 0: of the untempered one);
-    the same weights, queries, sampling and generator state give the same responses on one machine. `generate`
-    and `load_weights` block until done; neither waits for another process.
+    Invariants: each response ends at its first end-of-sequence token, which belongs to it; `log_mu`
+        holds the
+    float32 log-probabilities of the very distribution sampled from (at temperature 0: of the
+    untempered one); the same weights, queries, sampling and generator state give the same responses
+    on one machine. `generate` and `load_weights` block until done; neither waits for another
+    process.
     """
 
     def generate(
@@ -37,5 +39,5 @@ class Engine(Protocol):
         ...
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """Return the live parameters by name, in a fixed order; whoever copies into them changes the engine."""
+        """Return the live parameters by name, in a fixed order; writing them changes the engine."""
         ...

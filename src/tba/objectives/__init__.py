@@ -1,4 +1,4 @@
-"""Objectives: pure functions from log-probabilities and rewards to a loss. The registry, by `objective.kind`."""
+"""Objectives: pure functions from log-probabilities and rewards to a loss, by `objective.kind`."""
 
 from tba.objectives.base import ObjectiveOutput
 from tba.objectives.trajectory_balance import trajectory_balance

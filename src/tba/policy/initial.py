@@ -1,4 +1,4 @@
-"""The initial policy of a run, which is also its first reference: loaded, or built, and perhaps warm-started."""
+"""The initial policy of a run and first reference: loaded or built, and perhaps warm-started."""
 
 import logging
 import shutil
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 def initial_model(
     config: Config, folder: Path, device: torch.device, tell: Callable[[str], None]
 ) -> Path:
-    """Return the folder (or hub name) of the initial policy, making it in `folder` where the settings say so.
+    """Return the folder (or hub name) of the initial policy, making it where settings say so.
 
     What is made is complete once `folder` exists: it is written beside it and renamed.
     """
@@ -46,7 +46,8 @@ def _warm_start(config: Config, source: Path, target: Path, device: torch.device
     task = load_task(config.task, policy.tokenizer)
     if task.demonstrations is None:
         raise DataError(
-            f"warm_start.steps is {config.warm_start.steps}, but the task {config.task.kind} has no demonstrations "
+            f"warm_start.steps is {config.warm_start.steps}, but the task {config.task.kind} has "
+            "no demonstrations "
             "to learn from: set it to 0"
         )
     rows = list(zip([query.prompt_ids for query in task.train], task.demonstrations, strict=True))

@@ -22,7 +22,7 @@ class Reference:
         self._micro_batch_tokens = micro_batch_tokens
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return the live parameters by name, in a fixed order; whoever copies into them changes the reference."""
+        """Return the live parameters by name, in a fixed order."""
         return dict(self._model.named_parameters())
 
     @torch.no_grad()

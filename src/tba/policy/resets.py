@@ -1,7 +1,8 @@
 """Reference resets (rho): every so many steps the reference becomes the policy.
 
-A sample's reference log-probabilities are made where the sample is found, and carry the version of the reference. After a
-reset, samples of an older reference are scored anew when they are drawn, so that no batch ever mixes references.
+A sample's reference log-probabilities are made where the sample is found, and carry the version of
+the reference. After a reset, samples of an older reference are scored anew when they are drawn, so
+that no batch ever mixes references.
 """
 
 from dataclasses import replace
@@ -19,7 +20,9 @@ from tba.sync import WeightStore
 class ReferenceResets:
     """The trainer's own copy of the reference, and the wire that gives it to the searchers."""
 
-    def __init__(self, reference: Reference, store: WeightStore, *, every: int, version: int) -> None:
+    def __init__(
+        self, reference: Reference, store: WeightStore, *, every: int, version: int
+    ) -> None:
         self.reference = reference
         self.store = store
         self._every = every
@@ -44,7 +47,7 @@ class ReferenceResets:
         self.publish()
 
     def refresh(self, batch: Batch, buffer: ReplayBuffer) -> Batch:
-        """Score the rows of an older reference with the present one, in the batch and in the buffer."""
+        """Score the rows of an older reference anew, in the batch and in the buffer."""
         stale = np.flatnonzero(batch.reference_version != self.version)
         if len(stale) == 0:
             return batch

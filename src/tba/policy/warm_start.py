@@ -24,10 +24,11 @@ _WARMUP_SHARE = 10
 def warm_start(
     policy: Policy, rows: Sequence[tuple[Int32, str]], config: WarmStartConfig, seed: int
 ) -> float:
-    """Train the policy in place on (prompt tokens, demonstration text) pairs; return the loss at its end.
+    """Train the policy in place on (prompt tokens, demonstration) pairs; return the last loss.
 
     The loss is the cross-entropy of the demonstration tokens and the end-of-sequence token, each
-    with the same weight, as a mean over the last ten steps. The order of the rows depends on the seed alone.
+    with the same weight, as a mean over the last ten steps. The order of the rows depends on the
+    seed alone.
     """
     prompts = [prompt for prompt, _ in rows]
     texts = policy.tokenizer([text for _, text in rows], add_special_tokens=False)["input_ids"]

@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 class TrainerState:
     """Where a trainer stands, apart from its tensors.
 
-    Random streams and query cursors are not among it: they are functions of the seed and of the step or the search
-    batch, and which search batches there were is in the rollout log.
+    Random streams and query cursors are not among it: they are functions of the seed and of the
+    step or the search batch, and which search batches there were is in the rollout log.
     """
 
     step: int

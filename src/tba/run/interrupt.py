@@ -12,7 +12,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignal:
-    """Knows whether somebody asked the run to stop; listens while its block runs (in the main thread only)."""
+    """Knows whether somebody asked the run to stop; listens in the main thread only."""
 
     def __init__(self) -> None:
         self.reason = ""

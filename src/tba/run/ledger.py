@@ -1,4 +1,4 @@
-"""What a run adds up while it goes: totals for the summary and the checkpoints, rates for the progress display."""
+"""What a run adds up: totals for summary and checkpoints, rates for the progress display."""
 
 import time
 from collections.abc import Mapping

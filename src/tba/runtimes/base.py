@@ -25,10 +25,12 @@ class SearchStatus:
 class Runtime(Protocol):
     """Searchers at work, one lane each.
 
-    Invariants: what `receive` returns is durable in the rollout log, in the order of the log; rounds are opened in
-    increasing order, and only after the weights they search with were published. Only `receive` blocks, at most for
-    its timeout; it raises what made searching impossible (`SearcherFailedError`, `StorageError`, a `UserError` from a
-    searcher). Leaving the context ends every searcher.
+    Invariants: what `receive` returns is durable in the rollout log, in the order of the log;
+        rounds are opened in
+    increasing order, and only after the weights they search with were published. Only `receive`
+    blocks, at most for its timeout; it raises what made searching impossible
+    (`SearcherFailedError`, `StorageError`, a `UserError` from a searcher). Leaving the context ends
+    every searcher.
     """
 
     def __enter__(self) -> Self:
@@ -48,11 +50,11 @@ class Runtime(Protocol):
         ...
 
     def receive(self, timeout_s: float) -> list[pa.RecordBatch]:
-        """Return the trajectories that arrived since the last call; wait up to `timeout_s` for the first."""
+        """Return what arrived since the last call; wait up to `timeout_s` for the first."""
         ...
 
     def waiting_for(self, number: int) -> list[str]:
-        """Name the searchers that have not delivered round `number` yet, each with its last event and its age."""
+        """Name searchers that have not delivered round `number`, with their last event's age."""
         ...
 
     def status(self) -> SearchStatus:

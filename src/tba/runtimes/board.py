@@ -1,7 +1,8 @@
 """The notice board of the local runtime: a few words of memory that all its processes share.
 
-The trainer writes the round and the stop mark, each searcher its own row: what it is doing since when, and its totals.
-Every word has one writer, so nobody needs a lock that a killed process could hold for ever.
+The trainer writes the round and the stop mark, each searcher its own row: what it is doing since
+when, and its totals. Every word has one writer, so nobody needs a lock that a killed process could
+hold for ever.
 """
 
 import time
@@ -33,7 +34,9 @@ class Board:
     """Shared words; picklable for `torch.multiprocessing`, which passes the memory itself."""
 
     def __init__(self, lanes: int) -> None:
-        self._trainer = torch.tensor([NO_ROUND, NO_ROUND, 0]).share_memory_()  # opened, closing, stopping
+        self._trainer = torch.tensor(
+            [NO_ROUND, NO_ROUND, 0]
+        ).share_memory_()  # opened, closing, stopping
         # per lane: stage, since (ns), busy (ns), idle (ns)
         self._lanes = torch.zeros(lanes, 4, dtype=torch.int64).share_memory_()
 

@@ -1,6 +1,7 @@
-"""One process in which searching and training take turns: bit-deterministic, the reference for all other runtimes.
+"""One process in which searching and training take turns: the bit-deterministic reference.
 
-`receive` gives one lane one turn. In `free` mode, therefore, a search batch of one lane alternates with a trainer step.
+`receive` gives one lane one turn. In `free` mode, therefore, a search batch of one lane alternates
+with a trainer step.
 """
 
 import time

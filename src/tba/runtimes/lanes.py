@@ -31,7 +31,7 @@ class SearchPlan:
     """Lowest number that no search batch had yet."""
 
     def first_ticket(self, lane: int) -> int:
-        """Return the first ticket of a lane: lane i takes the tickets that leave i when divided by their number."""
+        """Return the first ticket of a lane: lane i of n takes the tickets that are i modulo n."""
         return self.next_ticket + (lane - self.next_ticket) % self.config.search.searchers
 
 
@@ -41,7 +41,9 @@ def open_lane(plan: SearchPlan, seat: Seat, first_ticket: int, device: str) -> I
     config = plan.config
     dtype = getattr(torch, config.search.dtype)
     policy = load_policy(plan.model_folder, config.model, device=torch.device(device), dtype=dtype)
-    reference = load_policy(plan.model_folder, config.model, device=torch.device(device), dtype=dtype)
+    reference = load_policy(
+        plan.model_folder, config.model, device=torch.device(device), dtype=dtype
+    )
     task = load_task(config.task, policy.tokenizer)
     with Scorer(task.reward) as scorer:
         searcher = Searcher(

@@ -1,9 +1,10 @@
 """One process for the trainer and one for each searcher, on one machine.
 
-Weights come through shared memory (`tba.sync`), rounds and signs of life through a shared board, trajectories through one
-pipe a searcher, so that killing a searcher can damage nothing but its own pipe. An intake thread in the trainer's process
-reads the pipes, makes the trajectories durable in the rollout log and only then hands them on; it replaces searchers that
-died, names those that stall, and kills those that stall beyond the bound.
+Weights come through shared memory (`tba.sync`), rounds and signs of life through a shared board,
+trajectories through one pipe a searcher, so that killing a searcher can damage nothing but its own
+pipe. An intake thread in the trainer's process reads the pipes, makes the trajectories durable in
+the rollout log and only then hands them on; it replaces searchers that died, names those that
+stall, and kills those that stall beyond the bound.
 
 Searchers end when the trainer's process does, however it ends.
 """
@@ -75,7 +76,9 @@ class LocalRuntime:
         self._context = torch.multiprocessing.get_context("spawn")
         self._board = Board(plan.config.search.searchers)
         self._lanes: list[LaneProcess] = []
-        self._intake = threading.Thread(target=self._take_in_until_stopped, name="intake", daemon=True)
+        self._intake = threading.Thread(
+            target=self._take_in_until_stopped, name="intake", daemon=True
+        )
         self._arrival = threading.Condition()  # guards the four below
         self._arrived: list[pa.RecordBatch] = []
         self._error: TbaError | None = None
@@ -120,7 +123,7 @@ class LocalRuntime:
             return arrived
 
     def waiting_for(self, number: int) -> list[str]:
-        """Name the searchers that have not delivered round `number`; in free mode (no round) all of them."""
+        """Name the searchers that have not delivered round `number`; all, if there is no round."""
         behind = [
             lane
             for lane in self._lanes
@@ -160,10 +163,10 @@ class LocalRuntime:
         )
         self._board.seat(lane)
         process.start()
-        theirs.close()  # ours alone stays open here, so that the end of the process is the end of the pipe
+        theirs.close()  # so that the end of the process is the end of the pipe
         return process, ours
 
-    # --- the intake thread -------------------------------------------------------------------------------
+    # --- the intake thread ---
 
     def _take_in_until_stopped(self) -> None:
         try:
@@ -175,11 +178,15 @@ class LocalRuntime:
             self._fail(error)
 
     def _finished(self) -> bool:
-        return self._board.stopping and all(lane.abandoned or lane.pipe.closed for lane in self._lanes)
+        return self._board.stopping and all(
+            lane.abandoned or lane.pipe.closed for lane in self._lanes
+        )
 
     def _take_in(self) -> None:
         """Read what lies in the pipes, make it durable together, hand it on."""
-        pipes = {lane.pipe: lane for lane in self._lanes if not (lane.abandoned or lane.pipe.closed)}
+        pipes = {
+            lane.pipe: lane for lane in self._lanes if not (lane.abandoned or lane.pipe.closed)
+        }
         deliveries: list[tuple[LaneProcess, Delivery]] = []
         for pipe in wait(list(pipes), POLL_S) if pipes else []:
             lane = pipes[pipe]  # type: ignore[index]
@@ -215,7 +222,7 @@ class LocalRuntime:
         log.error("%s failed: %s\n%s", lane, failure.error, failure.trace)
 
     def _bury(self, lane: LaneProcess) -> None:
-        """Close a dead searcher's pipe and, unless the run is ending, put a new one in its place."""
+        """Close a dead searcher's pipe and put a new one in its place, unless the run is ending."""
         lane.pipe.close()
         lane.process.join(POLL_S)
         if self._board.stopping:
@@ -228,7 +235,8 @@ class LocalRuntime:
             log.error("%s %s while %s; it died too often and is not replaced", lane, how, doing)
             if all(other.abandoned for other in self._lanes):
                 raise SearcherFailedError(
-                    f"every searcher died {self._max_deaths + 1} times in a row without a delivery (the last one {how} "
+                    f"every searcher died {self._max_deaths + 1} times in a row without a "
+                    f"delivery (the last one {how} "
                     f"while {doing}): look into {self._log_folder}/searcher-{lane.lane}.log"
                 )
             return
@@ -237,7 +245,7 @@ class LocalRuntime:
         self._restarts += 1
 
     def _watch(self) -> None:
-        """Name searchers without a sign of life, and kill those beyond the bound (their end is seen on the pipe)."""
+        """Name searchers without a sign of life; kill those beyond the bound."""
         for lane in self._lanes:
             notice = self._board.read(lane.lane)
             if lane.abandoned or notice.age_s < self._sync.stall_warning_s:
@@ -258,4 +266,8 @@ class LocalRuntime:
 def _how_it_ended(exit_code: int | None) -> str:
     if exit_code is None:
         return "closed its pipe"
-    return f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
+    return (
+        f"was killed by signal {-exit_code}"
+        if exit_code < 0
+        else f"ended with exit code {exit_code}"
+    )

@@ -1,7 +1,7 @@
 """Which device and how many threads each process gets.
 
-Two processes with a thread for every core each slow each other down tenfold (they wait for each other's turns by spinning), so
-the cores are shared out: cores / processes, at least one.
+Two processes with a thread for every core each slow each other down tenfold (they wait for each
+other's turns by spinning), so the cores are shared out: cores / processes, at least one.
 """
 
 import os
@@ -26,7 +26,7 @@ def pick_device(name: str) -> str:
 
 
 def searcher_devices(config: Config) -> list[str]:
-    """Return the devices searchers take in turn: the GPUs the trainer leaves, or the trainer's own."""
+    """Return the devices that searchers take in turn: those the trainer leaves, or its own."""
     trainer = pick_device(config.device)
     if config.device != "auto" or trainer == "cpu" or torch.cuda.device_count() == 1:
         return [trainer]

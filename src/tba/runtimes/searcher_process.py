@@ -80,7 +80,9 @@ def searcher_main(plan: SearchPlan, seat: SearcherSeat, board: Board, pipe: Conn
         pipe.send(Failure(error, traceback.format_exc()))
     except Exception as error:  # the boundary: whatever it was, the trainer shall name it
         log.exception("searcher %d failed", seat.lane)
-        wrapped = SearcherFailedError(f"searcher {seat.lane} failed: {type(error).__name__}: {error}")
+        wrapped = SearcherFailedError(
+            f"searcher {seat.lane} failed: {type(error).__name__}: {error}"
+        )
         pipe.send(Failure(wrapped, traceback.format_exc()))
 
 
@@ -102,12 +104,16 @@ def _search_until_stopped(lane: Lane, seat: SearcherSeat, board: Board, pipe: Co
 
 
 def _settle(seat: SearcherSeat) -> None:
-    """Take this process's share of the machine, its own log file, and the promise to end with the trainer."""
+    """Take a share of the cores and a log file of its own, and promise to end with the trainer."""
     descriptor = os.open(seat.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, sys.stdout.fileno())
     os.dup2(descriptor, sys.stderr.fileno())
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the trainer decides
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the trainer decides
     disable_progress_bar()
     torch.set_num_threads(seat.threads)
     threading.Thread(target=_end_with_parent, name="end-with-trainer", daemon=True).start()
