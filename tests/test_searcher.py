@@ -292,7 +292,7 @@ def test_what_is_sent_to_processes_is_picklable_and_means_the_same_there(bench):
         args=(bench.tickets, Stores(bench.store, bench.reference_store), theirs),
     )
     child.start()
-    assert ours.poll(120)
+    assert ours.poll(240)
     version, weight, ids, numbers = ours.recv()
     child.join(60)
     assert (version, weight) == (11, 11.0)
