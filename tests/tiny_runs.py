@@ -81,5 +81,6 @@ def rollouts(run: Path) -> list[dict[str, object]]:
 
 def metrics(run: Path) -> list[dict[str, object]]:
     """Return the lines of trainer steps."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    whole = (run / "metrics.jsonl").read_text().split("\n")[:-1]  # the run may be writing one
+    lines = [json.loads(line) for line in whole]
     return [line for line in lines if "loss" in line]
