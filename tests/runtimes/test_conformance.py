@@ -65,8 +65,8 @@ def make(request, tmp_path):
 
 
 def test_a_free_runtime_delivers_in_the_order_of_the_log_and_leaves_nothing_behind(make):
-    threads = threading.active_count()
     runtime, log = make("free")
+    threads = threading.active_count()
     with runtime:
         found = receive_until(runtime, lambda found: len(set(column(found, "searcher"))) == 2)
         assert runtime.status().alive == 2
