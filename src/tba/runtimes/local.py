@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Self
@@ -170,6 +171,7 @@ class LocalRuntime:
         )
         self._board.seat(lane)
         # A new process inherits what is blocked, so that Ctrl-C finds none that is still starting.
+        resource_tracker.ensure_running()  # unblocks signals when it starts, so it starts first
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             process.start()
