@@ -1,3 +1,5 @@
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -33,6 +35,12 @@ def draw(buffer, seed=0, **bounds):
 
 def tokens_of(buffer, number):
     return [t.tolist() for t in buffer.tokens("token", buffer.samples(number))]
+
+
+def found_of(buffer, number=0):
+    """Return how often each sample of a query was found, by its tokens."""
+    found = buffer.field("found", buffer.samples(number)).tolist()
+    return dict(zip(map(tuple, tokens_of(buffer, number)), found, strict=True))
 
 
 def assert_same_batch(a, b):
@@ -77,6 +85,45 @@ def test_of_equal_sequences_the_newest_wins_within_and_across_batches():
     assert buffer.field("uses", slot) == 0
     np.testing.assert_array_equal(buffer.tokens("log_ref", slot)[0], again.log_ref)
     buffer.check_valid()
+
+
+def test_finds_of_one_version_are_counted_within_a_batch():
+    a, b = trajectory(0, (4, 2)), trajectory(0, (5, 2))
+    assert found_of(filled(a, b, a, a)) == {(5, 2): 1, (4, 2): 3}
+    buffer = filled(trajectory(1, (4, 2)), a, a)
+    assert buffer.queries_seen.tolist() == [1, 0]
+    assert found_of(buffer, 0) == {(4, 2): 1}, "each query counts its own"
+    assert found_of(buffer, 1) == {(4, 2): 2}
+
+
+def test_finds_of_one_version_add_up_over_batches():
+    a, b = trajectory(0, (4, 2), version=3), trajectory(0, (5, 2), version=3)
+    buffer = filled(a, a, b)
+    buffer.add(encode([a, trajectory(0, (6, 2), version=3)]))
+    assert found_of(buffer) == {(5, 2): 1, (4, 2): 3, (6, 2): 1}
+    buffer.add(encode([b, a, a]))
+    assert found_of(buffer) == {(6, 2): 1, (5, 2): 2, (4, 2): 5}
+    buffer.check_valid()
+
+
+def test_finds_begin_afresh_with_the_version_that_found_it_last():
+    def found(*versions):
+        return [trajectory(0, (4, 2), version=version) for version in versions]
+
+    buffer = filled(*found(1, 1, 1))
+    buffer.add(encode(found(2, 2)))
+    assert found_of(buffer) == {(4, 2): 2}
+    buffer.add(encode(found(2, 3)))
+    assert found_of(buffer) == {(4, 2): 1}
+    buffer.add(encode(found(3, 2, 3)))
+    assert found_of(buffer) == {(4, 2): 3}
+
+
+def test_an_evicted_sample_takes_its_count_along():
+    buffer = filled(*[trajectory(0, (4, 2))] * 3, *distinct(0, 2, first=10), capacity=2)
+    assert found_of(buffer) == {(10, 2): 1, (11, 2): 1}
+    buffer.add(encode([trajectory(0, (4, 2))]))
+    assert found_of(buffer) == {(11, 2): 1, (4, 2): 1}
 
 
 def test_equal_tokens_of_another_query_or_a_prefix_are_no_duplicates():
@@ -202,12 +249,18 @@ def test_a_rebuild_from_the_log_draws_the_same_batches(tmp_path):
         buffer.duplicate,
         buffer.excluded,
     )
+    counts = [found_of(buffer, number) for number in range(len(buffer.queries_seen))]
+    assert max(max(found.values()) for found in counts) > 1
+    assert [found_of(rebuilt, number) for number in range(len(counts))] == counts
     for seed in range(20):
         assert_same_batch(draw(buffer, seed, **bounds), draw(rebuilt, seed, **bounds))
 
 
 class BufferMachine(RuleBasedStateMachine):
-    """Compare the buffer with a dict of lists: query_id -> [tokens, reward, version, uses]."""
+    """Compare the buffer with a dict of lists: query_id -> [tokens, reward, version, uses, found].
+
+    Batch by batch, so that within one batch all finds of one version count.
+    """
 
     capacity = 4
 
@@ -237,6 +290,9 @@ class BufferMachine(RuleBasedStateMachine):
             ]
         )
         self.batches.append(batch)
+        found = Counter((q, tokens, version) for q, tokens, _, version, usable in rows if usable)
+        for q, samples in self.model.items():
+            found.update({(q, s[0], s[2]): s[4] for s in samples})
         replaced = 0
         for q, tokens, reward, version, usable in rows:
             if usable:
@@ -244,7 +300,7 @@ class BufferMachine(RuleBasedStateMachine):
                 before = len(samples)
                 samples[:] = [s for s in samples if s[0] != tokens]
                 replaced += before - len(samples)
-                samples.append([tokens, reward, version, 0])
+                samples.append([tokens, reward, version, 0, found[q, tokens, version]])
         for samples in self.model.values():
             del samples[: -self.capacity]
         usable = sum(row[-1] for row in rows)
@@ -286,7 +342,10 @@ class BufferMachine(RuleBasedStateMachine):
             slots = self.buffer.samples(number)
             columns = [
                 [tuple(t) for t in tokens_of(self.buffer, number)],
-                *(self.buffer.field(n, slots) for n in ("reward", "policy_version", "uses")),
+                *(
+                    self.buffer.field(n, slots)
+                    for n in ("reward", "policy_version", "uses", "found")
+                ),
             ]
             assert [list(s) for s in zip(*columns, strict=True)] == self.model[q]
 

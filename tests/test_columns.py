@@ -1,6 +1,13 @@
 import numpy as np
 
-from tba.columns import Growing, is_among, last_of_each, ranges, sequence_keys
+from tba.columns import (
+    Growing,
+    is_among,
+    last_of_each,
+    occurrences,
+    ranges,
+    sequence_keys,
+)
 
 
 def keys(query_ids, sequences):
@@ -24,6 +31,13 @@ def test_a_key_does_not_depend_on_its_neighbours():
 
 def test_the_last_of_each_key_is_found_in_order():
     assert last_of_each(np.array([5, 3, 5, 9, 3, 1], dtype=np.uint64)).tolist() == [2, 3, 4, 5]
+
+
+def test_occurrences_count_each_rows_key_also_of_several_columns():
+    assert occurrences(np.array([5, 3, 5, 9, 5])).tolist() == [3, 1, 3, 1, 3]
+    assert occurrences(np.empty(0, np.uint64)).tolist() == []
+    pairs = np.array([(1, 2), (1, 3), (1, 2), (2, 2)], dtype=[("key", "u8"), ("version", "i4")])
+    assert occurrences(pairs).tolist() == [2, 1, 2, 1]
 
 
 def test_membership_and_ranges():

@@ -10,6 +10,9 @@ from tba.run.rollouts import encode
 from tba.sampling import choose_by_softmax, choose_newest, draw_batch
 from tests.factories import distinct, trajectory
 
+ONCE = np.ones(9, dtype=np.int32)
+"""Each sample was found once."""
+
 
 def filled(*trajectories):
     buffer = ReplayBuffer(100)
@@ -68,7 +71,9 @@ def softmax_inclusion(logits, count):
 
 def test_softmax_choice_has_the_enumerated_inclusion_probabilities(rng):
     logits, draws = np.array([0.0, 1.0, -1.0, 2.0, 0.5]), 20_000
-    counts = Counter(i for _ in range(draws) for i in choose_by_softmax(logits, 2, rng).tolist())
+    counts = Counter(
+        i for _ in range(draws) for i in choose_by_softmax(logits, ONCE[:5], 2, rng).tolist()
+    )
     for i, probability in enumerate(softmax_inclusion(logits, 2)):
         assert within(counts[i], draws, probability)
 
@@ -77,7 +82,8 @@ def test_equal_logits_choose_every_subset_equally_often(rng):
     draws = 6_000
     for logit in (0.0, 1e30, -1e30, -np.inf):
         sets = Counter(
-            tuple(sorted(choose_by_softmax(np.full(4, logit), 2, rng))) for _ in range(draws)
+            tuple(sorted(choose_by_softmax(np.full(4, logit), ONCE[:4], 2, rng)))
+            for _ in range(draws)
         )
         assert len(sets) == 6
         assert all(within(count, draws, 1 / 6) for count in sets.values())
@@ -86,43 +92,63 @@ def test_equal_logits_choose_every_subset_equally_often(rng):
 def test_softmax_never_fails_on_underflow_or_hopeless_rewards(rng):
     logits = np.array([1e30, -np.inf, -1e5, -np.inf, 0.0])
     for _ in range(50):
-        chosen = choose_by_softmax(logits, 4, rng).tolist()
+        chosen = choose_by_softmax(logits, ONCE[:5], 4, rng).tolist()
         assert chosen[:3] == [0, 4, 2]
         assert chosen[3] in (1, 3)
 
 
-def test_softmax_repeats_only_where_samples_run_out(rng):
-    draws, extra = 3_000, Counter()
-    logits = np.log([0.7, 0.2, 0.1])
+def test_softmax_repeats_follow_the_reward_and_how_often_each_was_found(rng):
+    draws, counts = 3_000, Counter()
+    logits, found = np.log([0.7, 0.2, 0.1]), np.array([1, 3, 7])
     for _ in range(draws):
-        chosen = choose_by_softmax(logits, 5, rng)
-        assert sorted(chosen[:3]) == [0, 1, 2]
-        extra.update(chosen[3:].tolist())
-    for i, probability in enumerate((0.7, 0.2, 0.1)):
-        assert within(extra[i], 2 * draws, probability)
+        counts.update(choose_by_softmax(logits, found, 5, rng).tolist())
+    weights = np.array([0.7, 0.6, 0.7])
+    for i, probability in enumerate(weights / weights.sum()):
+        assert within(counts[i], 5 * draws, probability)
+
+
+def test_enough_samples_are_chosen_without_regard_to_how_often_each_was_found(rng):
+    draws, logits, found = 6_000, np.zeros(3), np.array([1, 1, 1_000])
+    sets = Counter(tuple(sorted(choose_by_softmax(logits, found, 2, rng))) for _ in range(draws))
+    assert all(within(sets[pair], draws, 1 / 3) for pair in ((0, 1), (0, 2), (1, 2)))
+    everything = choose_by_softmax(logits, found, 3, rng)
+    assert sorted(everything) == [0, 1, 2]
+
+
+def newest(version, count, generator, *, recent_from=9, found=None):
+    version = np.array(version)
+    found = np.ones(len(version), dtype=np.int32) if found is None else np.array(found)
+    return choose_newest(version, found, count, recent_from=recent_from, generator=generator)
 
 
 def test_recent_samples_are_chosen_uniformly_and_alone(rng):
-    version, draws = np.array([3, 9, 9, 4, 9, 9]), 6_000
-    sets = Counter(tuple(sorted(choose_newest(version, 9, 2, rng))) for _ in range(draws))
+    version, draws = [3, 9, 9, 4, 9, 9], 6_000
+    found = [5, 1, 1, 5, 9, 1]
+    sets = Counter(tuple(sorted(newest(version, 2, rng, found=found))) for _ in range(draws))
     assert sorted(sets) == [(1, 2), (1, 4), (1, 5), (2, 4), (2, 5), (4, 5)]
     assert all(within(count, draws, 1 / 6) for count in sets.values())
 
 
 def test_too_few_recent_samples_are_filled_with_the_next_newest(rng):
-    version = np.array([3, 9, 2, 4, 9, 4])
-    assert sorted(choose_newest(version, 9, 3, rng)) == [1, 4, 5]  # of version 4 the later one
-    assert sorted(choose_newest(version, 9, 5, rng)) == [0, 1, 3, 4, 5]
-    assert sorted(choose_newest(version, 9, 6, rng)) == [0, 1, 2, 3, 4, 5]
+    version = [3, 9, 2, 4, 9, 4]
+    assert sorted(newest(version, 3, rng)) == [1, 4, 5]  # of version 4 the later one
+    assert sorted(newest(version, 5, rng)) == [0, 1, 3, 4, 5]
+    assert sorted(newest(version, 6, rng)) == [0, 1, 2, 3, 4, 5]
 
 
-def test_recent_samples_repeat_only_where_samples_run_out(rng):
-    extra = Counter()
-    for _ in range(3_000):
-        chosen = choose_newest(np.array([1, 5, 5]), 5, 5, rng)
-        assert sorted(chosen[:3]) == [0, 1, 2]
-        extra.update(chosen[3:].tolist())
-    assert all(within(extra[i], 6_000, 1 / 3) for i in range(3))
+def test_too_few_samples_in_all_repeat_the_recent_ones_as_often_as_they_were_found(rng):
+    draws, counts = 3_000, Counter()
+    for _ in range(draws):
+        counts.update(newest([1, 9, 9], 5, rng, found=[50, 3, 1]).tolist())
+    assert within(counts[1], 5 * draws, 3 / 4)
+    assert counts[1] + counts[2] == 5 * draws, "an older sample is no repeat of a recent one"
+
+
+def test_too_few_samples_none_of_them_recent_repeat_as_often_as_they_were_found(rng):
+    draws, counts = 3_000, Counter()
+    for _ in range(draws):
+        counts.update(newest([1, 3], 4, rng, found=[4, 1]).tolist())
+    assert within(counts[0], 4 * draws, 4 / 5)
 
 
 def test_m_is_drawn_per_query(two_syncs, rng):
@@ -197,6 +223,7 @@ def test_a_batch_stores_a_repeated_sample_once(rng):
     batch = draw(buffer, 1, 7, rng, on_policy_prob=1)
     assert len(batch.tokens) == 2
     assert np.unique(batch.index).tolist() == [0, 1]
+    assert batch.index.shape == (1, 7)
     assert [t.tolist() for t in batch.tokens] == [[4, 2], [5, 6, 2]]
     assert batch.reward.tolist() == [2.0, -1.0]
     assert batch.prompts[0].tolist() == [1, 13]
@@ -206,6 +233,15 @@ def test_a_batch_stores_a_repeated_sample_once(rng):
         "float32",
         "float32",
     ]
+
+
+@pytest.mark.parametrize("m", [0, 1])
+def test_repeats_in_a_batch_are_as_if_duplicates_had_not_been_merged(rng, m):
+    often, seldom = trajectory(0, (4, 2), reward=1.0), trajectory(0, (5, 2), reward=0.0)
+    buffer = filled(*[often] * 5, seldom)
+    rewards = [draw(buffer, 1, 8, rng, on_policy_prob=m) for _ in range(1_500)]
+    hits = sum(int(batch.reward[batch.index].sum()) for batch in rewards)
+    assert within(hits, 8 * 1_500, 5 / 6)
 
 
 def test_a_batch_is_a_copy(rng):

@@ -120,13 +120,16 @@ class ReplayBuffer:
         """Add scored trajectories (a batch of the rollout log); the newest of equal ones wins.
 
         `version_ceiling` lowers policy versions above it: after resuming from an older checkpoint
-        the versions of samples from the lost future mean nothing any more.
+        the versions of samples from the lost future mean nothing any more. A reference of the lost
+        future gets the version -1, that of no reference.
         """
         arrived = self.kept + self.duplicate + self.excluded
         scored, rows = _read_slots(batch, arrived)
         excluded = batch.num_rows - len(rows)
         if version_ceiling is not None:
             np.minimum(rows["policy_version"], version_ceiling, out=rows["policy_version"])
+            rows["refreshed"] = rows["reference_version"] > version_ceiling
+            rows["reference_version"][rows["refreshed"]] = -1
         rows["found"] = occurrences(rows[["key", "policy_version"]])
         latest = last_of_each(rows["key"])
         duplicate = len(rows) - len(latest)

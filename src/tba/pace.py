@@ -61,6 +61,7 @@ class Lane:
         searches_per_round: int,
         first_ticket: int,
         stride: int,
+        ended: int = NO_ROUND,
     ) -> None:
         self._searcher = searcher
         self._mode = mode
@@ -69,7 +70,7 @@ class Lane:
         self._stride = stride
         self._local: list[Trajectory] = []  # D_local
         self._searched = 0  # batches in the present round
-        self._ended = NO_ROUND  # newest round delivered
+        self._ended = ended  # newest round delivered
 
     @property
     def ended(self) -> int:
@@ -106,6 +107,11 @@ class Lane:
             return []
         found, self._local = self._local, []
         self._end(opened)
+        return found
+
+    def leave(self) -> list[Trajectory]:
+        """Return what is left in D_local."""
+        found, self._local = self._local, []
         return found
 
     def _search(self) -> list[Trajectory]:

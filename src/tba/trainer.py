@@ -67,6 +67,7 @@ class Trainer:
             if report is None:
                 return
             yield report
+            self._stop_if_diverged()
 
     def step(self) -> StepReport | None:
         """Do one step of the algorithm; returns None if interrupted while waiting."""
@@ -81,6 +82,8 @@ class Trainer:
         self._count(result)
         if self._resets is not None and self._resets.due(self.version):  # T3
             self._resets.reset(self._update.model, self.version)
+            if self._searched_at_once:
+                self._resets.store.flush()
         if self._at_sync():
             self._pace.sync(self.publish)
         seconds = time.perf_counter() - started
@@ -89,14 +92,21 @@ class Trainer:
     def publish(self) -> None:
         """Give the present weights to the searchers, under the present version."""
         self._store.publish(dict(self._update.model.named_parameters()), self.version)
-        if self._config.sync.mode != "free" or self._config.runtime.kind == "inline":
-            self._store.flush()  # these searchers search right away, and with no older version
+        if self._searched_at_once:
+            self._store.flush()
+
+    @property
+    def _searched_at_once(self) -> bool:
+        """Whether searchers search as soon as weights are published, and with no older ones."""
+        return self._config.sync.mode != "free" or self._config.runtime.kind == "inline"
 
     def _at_sync(self) -> bool:
         return self.version % self._config.sync.sync_every == 0
 
     def _filled(self) -> bool:
-        enough = max(self._config.buffer.initial_samples, self._config.trainer.samples_per_query)
+        enough = self._config.buffer.initial_samples
+        if self._config.sync.mode != "lockstep":  # which searches before the first step anyway
+            enough = max(enough, self._config.trainer.samples_per_query)
         return self.version > 0 or self._intake.arrivals.scored >= enough
 
     def _draw(self) -> Batch | None:
@@ -129,6 +139,8 @@ class Trainer:
     def _count(self, result: UpdateResult) -> None:
         self.version += 1
         self._bad_in_a_row = self._bad_in_a_row + 1 if result.skipped else 0
+
+    def _stop_if_diverged(self) -> None:
         if self._bad_in_a_row >= self._config.trainer.max_bad_steps:
             raise DivergedError(
                 f"{self._bad_in_a_row} steps in a row had no finite loss and gradient (the last "

@@ -17,7 +17,6 @@ class Ledger:
         self._steps = before  # what steps add up; the rest is read when asked for
         self._earlier = before
         self._buffer = buffer
-        self._buffer_before = (buffer.kept, buffer.duplicate, buffer.excluded)
         self._started = time.perf_counter()
         self._fill: tuple[float, int] | None = None  # when it was over, tokens searched by then
 
@@ -34,7 +33,7 @@ class Ledger:
 
     def totals(self, status: SearchStatus) -> Totals:
         """Return the totals up to now."""
-        earlier, (kept, duplicate, excluded) = self._earlier, self._buffer_before
+        earlier = self._earlier
         return replace(
             self._steps,
             seconds=earlier.seconds + time.perf_counter() - self._started,
@@ -42,9 +41,9 @@ class Ledger:
             searcher_idle_seconds=earlier.searcher_idle_seconds + status.idle_s,
             tokens_searched=earlier.tokens_searched + status.tokens,
             searcher_restarts=earlier.searcher_restarts + status.restarts,
-            kept=earlier.kept + self._buffer.kept - kept,
-            duplicate=earlier.duplicate + self._buffer.duplicate - duplicate,
-            excluded=earlier.excluded + self._buffer.excluded - excluded,
+            kept=self._buffer.kept,  # it was rebuilt from the whole log
+            duplicate=self._buffer.duplicate,
+            excluded=self._buffer.excluded,
         )
 
     def rates(self, status: SearchStatus) -> Mapping[str, float]:

@@ -25,7 +25,6 @@ class InlineRuntime:
         self._rollouts = rollouts
         self._device = device
         self._lanes: list[Lane] = []
-        self._turn = plan.next_ticket  # lanes take turns in the order of their tickets
         self._opened = self._closing = NO_ROUND
         self._tokens = 0
         self._busy_s = 0.0
@@ -55,9 +54,7 @@ class InlineRuntime:
     def receive(self, timeout_s: float) -> list[pa.RecordBatch]:
         """Give the next lane that has something to do one turn, and return what it delivers."""
         del timeout_s  # nobody else is at work, so there is nothing to wait for
-        for _ in self._lanes:
-            lane = self._lanes[self._turn % len(self._lanes)]
-            self._turn += 1
+        for lane in sorted(self._lanes, key=lambda lane: lane.next_ticket):  # as after a resume
             started = time.perf_counter()
             found = lane.turn(self._opened, self._closing)
             if found is not None:

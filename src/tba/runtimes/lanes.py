@@ -9,7 +9,7 @@ import torch
 from tba.config import Config
 from tba.engines.base import Sampling
 from tba.engines.torch_engine import TorchEngine
-from tba.pace import Lane, searches_per_round
+from tba.pace import NO_ROUND, Lane, searches_per_round
 from tba.policy.loading import load_policy
 from tba.policy.reference import Reference
 from tba.searcher import Searcher, Seat, Stores, Tickets
@@ -36,7 +36,9 @@ class SearchPlan:
 
 
 @contextmanager
-def open_lane(plan: SearchPlan, seat: Seat, first_ticket: int, device: str) -> Iterator[Lane]:
+def open_lane(
+    plan: SearchPlan, seat: Seat, first_ticket: int, device: str, *, ended: int = NO_ROUND
+) -> Iterator[Lane]:
     """Load policy, reference, task and scorer, and put a searcher on a lane."""
     config = plan.config
     dtype = getattr(torch, config.search.dtype)
@@ -70,4 +72,5 @@ def open_lane(plan: SearchPlan, seat: Seat, first_ticket: int, device: str) -> I
             searches_per_round=searches_per_round(config),
             first_ticket=first_ticket,
             stride=config.search.searchers,
+            ended=ended,
         )

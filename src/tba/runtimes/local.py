@@ -10,10 +10,12 @@ Searchers end when the trainer's process does, however it ends.
 """
 
 import logging
+import signal
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Self
@@ -29,10 +31,12 @@ from tba.runtimes.base import SearchStatus
 from tba.runtimes.board import Board
 from tba.runtimes.lanes import SearchPlan
 from tba.runtimes.searcher_process import Delivery, Failure, SearcherSeat, searcher_main
+from tba.searcher import Stage
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
+LAST_BREATH_S = 1.0  # between the end of a pipe and that of its process
 FAREWELL_S = 5.0  # how long searchers may take to finish their present batch at the end
 
 
@@ -89,14 +93,15 @@ class LocalRuntime:
         """Start every searcher and the intake thread."""
         for lane in range(self._plan.config.search.searchers):
             ticket = self._plan.first_ticket(lane)
-            process, pipe = self._start(lane, ticket)
+            process, pipe = self._start(lane, ticket, NO_ROUND)
             self._lanes.append(LaneProcess(lane, process, pipe, ticket))
         self._intake.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         """End every searcher; what they have delivered by then is kept."""
-        self._board.stop()
+        with self._arrival:  # from now on no searcher is replaced
+            self._board.stop()
         deadline = time.monotonic() + FAREWELL_S
         for lane in self._lanes:
             lane.process.join(max(deadline - time.monotonic(), 0.0))
@@ -104,6 +109,8 @@ class LocalRuntime:
                 lane.process.kill()
                 lane.process.join(FAREWELL_S)
         self._intake.join(FAREWELL_S)
+        for lane in self._lanes:
+            lane.pipe.close()
 
     def open_round(self, number: int) -> None:
         """Let the searchers search round `number`."""
@@ -146,11 +153,12 @@ class LocalRuntime:
         notice = self._board.read(lane.lane)
         return f"{lane}, {notice.stage} for {notice.age_s:.1f} s"
 
-    def _start(self, lane: int, first_ticket: int) -> tuple[BaseProcess, Connection]:
+    def _start(self, lane: int, first_ticket: int, ended: int) -> tuple[BaseProcess, Connection]:
         ours, theirs = self._context.Pipe(duplex=False)
         seat = SearcherSeat(
             lane=lane,
             first_ticket=first_ticket,
+            ended=ended,
             device=self._devices[lane % len(self._devices)],
             threads=self._threads,
             log_file=f"{self._log_folder}/searcher-{lane}.log",
@@ -162,7 +170,13 @@ class LocalRuntime:
             daemon=False,  # it has a scoring process of its own
         )
         self._board.seat(lane)
-        process.start()
+        # A new process inherits what is blocked, so that Ctrl-C finds none that is still starting.
+        resource_tracker.ensure_running()  # unblocks signals when it starts, so it starts first
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()  # so that the end of the process is the end of the pipe
         return process, ours
 
@@ -176,6 +190,9 @@ class LocalRuntime:
                     self._watch()
         except TbaError as error:
             self._fail(error)
+        except Exception as error:  # the boundary: a thread that ends must not end silently
+            log.exception("taking in trajectories failed")
+            self._fail(SearcherFailedError(f"trajectories cannot be taken in any more: {error!r}"))
 
     def _finished(self) -> bool:
         return self._board.stopping and all(
@@ -224,11 +241,12 @@ class LocalRuntime:
     def _bury(self, lane: LaneProcess) -> None:
         """Close a dead searcher's pipe and put a new one in its place, unless the run is ending."""
         lane.pipe.close()
-        lane.process.join(POLL_S)
+        lane.process.join(LAST_BREATH_S)
+        how = _how_it_ended(lane.process.exitcode)
+        lane.process.kill()  # should it have closed its pipe and nothing else
         if self._board.stopping:
             return
         lane.deaths_in_a_row += 1
-        how = _how_it_ended(lane.process.exitcode)
         doing = self._board.read(lane.lane).stage
         if lane.deaths_in_a_row > self._max_deaths:
             lane.abandoned = True
@@ -241,14 +259,17 @@ class LocalRuntime:
                 )
             return
         log.warning("%s %s while %s; a new one takes its place", lane, how, doing)
-        lane.process, lane.pipe = self._start(lane.lane, lane.next_ticket)
-        self._restarts += 1
+        with self._arrival:
+            if not self._board.stopping:
+                lane.process, lane.pipe = self._start(lane.lane, lane.next_ticket, lane.ended)
+                self._restarts += 1
 
     def _watch(self) -> None:
         """Name searchers without a sign of life; kill those beyond the bound."""
         for lane in self._lanes:
             notice = self._board.read(lane.lane)
-            if lane.abandoned or notice.age_s < self._sync.stall_warning_s:
+            patient = notice.stage is Stage.WAITING  # for the trainer, who may evaluate for long
+            if lane.abandoned or patient or notice.age_s < self._sync.stall_warning_s:
                 lane.warned_at_s = 0.0
             elif notice.age_s > self._sync.timeout_s:
                 log.error("%s; killing it", self._describe(lane))

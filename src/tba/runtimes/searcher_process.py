@@ -16,6 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from tba.errors import SearcherFailedError, TbaError
 from tba.pace import Lane
+from tba.records import Trajectory
 from tba.run.rollouts import encode, to_bytes
 from tba.runtimes.board import Board
 from tba.runtimes.lanes import SearchPlan, open_lane
@@ -34,6 +35,8 @@ class SearcherSeat:
     """Number of its lane."""
     first_ticket: int
     """Its first search batch."""
+    ended: int
+    """Newest round that its lane has delivered."""
     device: str
     """Where its models live."""
     threads: int
@@ -72,8 +75,10 @@ def searcher_main(plan: SearchPlan, seat: SearcherSeat, board: Board, pipe: Conn
     board.announce(seat.lane, Stage.LOADING)
     try:
         sitting = Seat(seat.lane, announce=lambda stage: board.announce(seat.lane, stage))
-        with open_lane(plan, sitting, seat.first_ticket, seat.device) as lane:
+        opening = open_lane(plan, sitting, seat.first_ticket, seat.device, ended=seat.ended)
+        with opening as lane:
             _search_until_stopped(lane, seat, board, pipe)
+            _deliver(lane, lane.leave(), pipe)
     except BrokenPipeError:
         log.info("the trainer is gone")
     except TbaError as error:
@@ -99,8 +104,13 @@ def _search_until_stopped(lane: Lane, seat: SearcherSeat, board: Board, pipe: Co
         waiting = False
         if found:
             board.announce(seat.lane, Stage.DELIVERING)
-            tokens = sum(len(trajectory.tokens) for trajectory in found)
-            pipe.send(Delivery(to_bytes(encode(found)), tokens, lane.ended, lane.next_ticket))
+            _deliver(lane, found, pipe)
+
+
+def _deliver(lane: Lane, found: list[Trajectory], pipe: Connection) -> None:
+    if found:
+        tokens = sum(len(trajectory.tokens) for trajectory in found)
+        pipe.send(Delivery(to_bytes(encode(found)), tokens, lane.ended, lane.next_ticket))
 
 
 def _settle(seat: SearcherSeat) -> None:
@@ -111,9 +121,7 @@ def _settle(seat: SearcherSeat) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group; the trainer decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the trainer decides
     disable_progress_bar()
     torch.set_num_threads(seat.threads)
     threading.Thread(target=_end_with_parent, name="end-with-trainer", daemon=True).start()

@@ -1,0 +1,273 @@
+"""The local runtime with real processes: who dies, who goes on, what is kept."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tba.config import Config
+from tba.config.load import dump_toml
+from tba.errors import RewardError, SearcherFailedError
+from tba.run.checkpoint import load_newest
+from tba.run.rollouts import RolloutLog
+from tba.run.summary import Ending, Summary
+from tiny_runs import TASK, metrics, rollouts, tiny_config, train
+
+pytestmark = pytest.mark.timeout(900)
+PATIENCE_S = 300.0
+LOCAL = {"kind": "local", "trainer_threads": 1, "searcher_threads": 1}
+
+
+def local_config(folder: Path, task: str = TASK, **sections: dict[str, object]) -> Config:
+    runtime = {**LOCAL, **sections.pop("runtime", {})}
+    return tiny_config(folder, task, runtime=runtime, **sections)
+
+
+def wait_until(condition: Callable[[], object], within_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def processes_of(parent: int) -> dict[int, str]:
+    """Return the command line of every process below one, by process id."""
+    found: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                above = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                command = (entry / "cmdline").read_text().replace("\0", " ")
+            except (OSError, IndexError):
+                continue  # it ended meanwhile
+            if above == parent:
+                found |= {int(entry.name): command, **processes_of(int(entry.name))}
+    return found
+
+
+def searchers(parent: int) -> list[int]:
+    """Return the searchers' process ids; the resource tracker and scoring processes are none."""
+    return sorted(pid for pid, command in processes_of(parent).items() if "spawn_main" in command)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def steps_done(run: Path) -> int:
+    return len(metrics(run)) if (run / "metrics.jsonl").exists() else 0
+
+
+# --- one run, one searcher of which is killed ------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def survived(tmp_path_factory):
+    """Run with two searchers; kill one after some steps, end when another has taken its place."""
+    folder = tmp_path_factory.mktemp("survived")
+    config = local_config(
+        folder, search={"searchers": 2}, trainer={"steps": 1_000_000, "learning_rate": 1e-5}
+    )
+    run, story = folder / "run", {"threads": threading.active_count()}
+    over = threading.Event()
+
+    def interfere():
+        try:
+            wait_until(lambda: steps_done(run) > 20 and searched(run) == {0, 1})
+            story["killed"] = searchers(os.getpid())[0]
+            os.kill(story["killed"], signal.SIGKILL)
+            story["steps_at_death"] = steps_done(run)
+            wait_until(lambda: "takes its place" in (run / "logs/trainer.log").read_text())
+            story["rows_at_death"] = len(rollouts_alive(run))
+            wait_until(lambda: freshly_searched(run, story["rows_at_death"]) == {0, 1})
+            story["steps_at_end"] = steps_done(run)
+        finally:
+            if not over.is_set():
+                os.kill(os.getpid(), signal.SIGTERM)  # ends the run after its present step
+
+    helper = threading.Thread(target=interfere)
+    helper.start()
+    try:
+        summary = train(folder, config)
+    finally:
+        over.set()
+        helper.join()
+    return run, summary, story
+
+
+def rollouts_alive(run: Path) -> list[dict[str, object]]:
+    """Read the log beside its writer: a copy, whose torn tail is dropped."""
+    copy = run.parent / "copy.arrows"
+    copy.write_bytes((run / "rollouts.arrows").read_bytes())
+    with RolloutLog(copy) as log:
+        return [row for batch in log.read() for row in batch.to_pylist()]
+
+
+def searched(run: Path) -> set[object]:
+    return {row["searcher"] for row in rollouts_alive(run)}
+
+
+def freshly_searched(run: Path, since: int) -> set[object]:
+    return {row["searcher"] for row in rollouts_alive(run)[since:]}
+
+
+def test_the_trainer_goes_on_and_a_new_searcher_takes_the_place_of_a_killed_one(survived):
+    run, summary, story = survived
+    assert story["steps_at_end"] > story["steps_at_death"] + 5
+    assert summary.searcher_restarts == 1
+    log = (run / "logs" / "trainer.log").read_text()
+    assert re.search(
+        rf"searcher \d \(process {story['killed']}\) was killed by signal 9 while .*; "
+        "a new one takes its place",
+        log,
+    )
+
+
+def test_the_summary_agrees_with_the_log_and_the_metrics(survived):
+    run, summary, _ = survived
+    rows, lines = rollouts(run), metrics(run)
+    counts = summary.trajectories
+    assert counts.kept + counts.duplicate + counts.excluded == len(rows)
+    assert counts.excluded == 0
+    assert (summary.ended, summary.detail) == (Ending.INTERRUPTED, "stopped by SIGTERM")
+    assert summary.steps == len(lines) == lines[-1]["step"]
+    assert summary.tokens_searched == sum(len(row["tokens"]) for row in rows)
+    assert summary.tokens_trained == sum(line["tokens_trained"] for line in lines)
+    assert summary == Summary.read(run / "summary.json")
+    assert load_newest(run / "checkpoints").state.step == summary.steps
+
+
+def test_searchers_never_share_a_ticket_or_a_random_stream(survived):
+    run, _, _ = survived
+    by_ticket: dict[object, list[dict[str, object]]] = {}
+    for row in rollouts(run):
+        by_ticket.setdefault(row["ticket"], []).append(row)
+    for ticket, rows in by_ticket.items():
+        assert len(rows) == 16, "a ticket is delivered once and whole"
+        assert {row["searcher"] for row in rows} == {ticket % 2}
+    texts = [tuple(row["text"] for row in rows) for rows in by_ticket.values()]
+    assert len(set(texts)) == len(texts)
+
+
+def test_every_sample_carries_a_version_that_was_published(survived):
+    run, summary, _ = survived
+    versions = {row["policy_version"] for row in rollouts(run)}
+    assert all(version % 2 == 0 and 0 <= version <= summary.steps for version in versions)
+    assert len(versions) > 2
+
+
+def test_the_trainer_hardly_waits_after_the_initial_fill(survived):
+    _, summary, _ = survived
+    print(f"trainer idle share: {summary.trainer_idle_share:.4f}")  # noqa: T201
+    assert summary.trainer_idle_share < 0.2
+
+
+def test_nothing_is_left_behind(survived):
+    _, _, story = survived
+    assert searchers(os.getpid()) == []
+    assert threading.active_count() == story["threads"]
+
+
+# --- the trainer is killed, then interrupted -------------------------------------------------
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = "import sys; from tba.cli import main; sys.argv[0] = 'tba'; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", command, "train", *arguments],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_a_killed_trainer_takes_everybody_along_and_a_resumed_one_ends_at_ctrl_c(tmp_path):
+    config = local_config(
+        tmp_path,
+        search={"searchers": 2},
+        trainer={"steps": 1_000_000, "learning_rate": 1e-5},
+        checkpoint={"every": 10},
+        buffer={"capacity_per_query": 100_000},
+    )
+    toml, run = tmp_path / "run.toml", tmp_path / "run"
+    toml.write_text(dump_toml(config))
+
+    first = start(str(toml), "--run-dir", str(run))
+    wait_until(lambda: steps_done(run) > 25 and any((run / "checkpoints").glob("step-*")))
+    below = processes_of(first.pid)
+    assert len(searchers(first.pid)) == 2
+    assert len(below) >= 5, "two searchers and three scoring processes at least"
+    first.kill()
+    first.communicate()
+    wait_until(lambda: not any(map(alive, below)), within_s=10)
+    logged = rollouts_alive(run)
+    at = load_newest(run / "checkpoints").state.step
+
+    second = start("--resume", str(run))
+    wait_until(lambda: steps_done(run) > at + 25)
+    os.killpg(second.pid, signal.SIGINT)  # as the terminal sends it: to the whole group
+    _, errors = second.communicate(timeout=PATIENCE_S)
+    assert second.returncode == 130, errors
+    assert "Traceback" not in errors
+    summary = Summary.read(run / "summary.json")
+    assert (summary.ended, summary.detail) == (Ending.INTERRUPTED, "stopped by SIGINT")
+    assert load_newest(run / "checkpoints").state.step == summary.steps
+
+    rows = rollouts(run)
+    assert [repr(row) for row in rows[: len(logged)]] == [repr(row) for row in logged]
+    tickets = [(row["ticket"], row["query_id"]) for row in rows[::4]]
+    assert len(set(tickets)) == len(tickets), "no search batch is made twice"
+    steps = [line["step"] for line in metrics(run)]
+    assert steps == list(range(1, summary.steps + 1))
+    unique = {(row["query_id"], tuple(row["tokens"])) for row in logged}
+    first_after_resuming = metrics(run)[at]
+    assert first_after_resuming["buffer_size"] >= len(unique), "none is missing from the buffer"
+    counts = summary.trajectories
+    assert counts.kept + counts.duplicate == len(rows)
+
+
+# --- runs that cannot go on ------------------------------------------------------------------
+
+BREACH = TASK.replace(
+    "def reward(completions, **columns):",
+    "def reward(completions, prompts, **columns):\n"
+    "    if '9' not in prompts[0]:\n"
+    "        return [1.0]",
+)
+
+
+def test_a_reward_that_breaks_its_contract_in_a_searcher_ends_the_run_with_its_sentence(tmp_path):
+    with pytest.raises(RewardError, match="reward returned 1 rewards, expected 16"):
+        train(tmp_path, local_config(tmp_path, BREACH))
+    summary = Summary.read(tmp_path / "run" / "summary.json")
+    assert summary.ended is Ending.FAILED
+    assert "returned 1 rewards, expected 16" in summary.detail
+    assert searchers(os.getpid()) == []
+
+
+DEADLY = (
+    "import multiprocessing, os\n"
+    "if multiprocessing.current_process().name.startswith('searcher'):\n"
+    "    os._exit(3)\n"
+) + TASK
+
+
+def test_a_searcher_that_always_dies_ends_the_run_with_its_exit_code(tmp_path):
+    with pytest.raises(
+        SearcherFailedError,
+        match=r"died 2 times in a row without a delivery \(the last one ended with exit code 3 ",
+    ):
+        train(tmp_path, local_config(tmp_path, DEADLY, runtime={"max_restarts": 1}))
+    summary = Summary.read(tmp_path / "run" / "summary.json")
+    assert (summary.ended, summary.searcher_restarts) == (Ending.FAILED, 1)
