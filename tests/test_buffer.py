@@ -171,6 +171,16 @@ def test_a_version_ceiling_lowers_what_lies_above_it():
     buffer.check_valid()
 
 
+def test_a_reference_of_the_lost_future_is_no_reference_also_after_another_resume():
+    batch = encode([trajectory(0, (v,), version=v, reference_version=v) for v in (4, 8)])
+    buffer, again = ReplayBuffer(10), ReplayBuffer(10)
+    buffer.add(batch, version_ceiling=6)
+    again.add(batch, version_ceiling=9)  # from a checkpoint that was made after resuming
+    again.load_state(buffer.state())
+    for resumed in (buffer, again):
+        assert resumed.field("reference_version", resumed.samples(0)).tolist() == [4, -1]
+
+
 def test_arena_space_of_dead_samples_is_used_again():
     buffer = ReplayBuffer(4)
     sizes = []

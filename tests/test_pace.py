@@ -81,6 +81,24 @@ def test_barrier_lane_keeps_what_it_finds_until_it_is_asked() -> None:
     assert tickets(barrier.turn(1, 1)) == [7]  # asked at once: one batch at least
 
 
+def test_a_replaced_lane_does_not_search_a_round_that_was_delivered() -> None:
+    for mode in ("barrier", "lockstep"):
+        again = Lane(
+            CountingSearcher(), mode, searches_per_round=1, first_ticket=1, stride=3, ended=4
+        )
+        assert again.turn(4, 4) is None
+        assert tickets(again.turn(5, 5)) == [1]
+        assert again.ended == 5
+
+
+def test_a_lane_that_leaves_hands_out_what_it_keeps() -> None:
+    barrier = lane("barrier")
+    barrier.turn(0, -1)
+    barrier.turn(0, -1)
+    assert tickets(barrier.leave()) == [1, 4]
+    assert barrier.leave() == []
+
+
 class ScriptedRuntime:
     """Delivers one batch a call while a round is open, then says that the round has ended."""
 
