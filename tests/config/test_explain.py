@@ -64,9 +64,9 @@ def test_a_key_of_another_kind_says_which_kind():
             'task.kind is "gsm", expected one of arithmetic, gsm8k, custom (did you mean gsm8k?)',
         ),
         (
-            "--objective.beta.kind=linear",
+            "--objective.beta.kind=linear_then_cut",
             "objective.beta.start is missing, expected number > 0: Beta at the first step; and "
-            "objective.beta.end is missing, expected number > 0: Beta from `end_at` on",
+            "objective.beta.end is missing, expected number > 0: Beta from `cut_at` on",
         ),
         (
             "--trainer.steps",

@@ -1,5 +1,6 @@
 """Supervised fine-tuning on demonstrations before the run; its result is the reference."""
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from statistics import fmean
@@ -56,7 +57,7 @@ def warm_start(
         losses.append(mean_loss.item())
         if len(losses) == _STEPS_IN_MEAN and fmean(losses) <= config.stop_at_loss:
             break
-    return fmean(losses)
+    return fmean(losses) if losses else math.nan
 
 
 def _batches(rows: int, size: int, generator: torch.Generator) -> Iterator[list[int]]:
