@@ -129,11 +129,10 @@ def test_recent_samples_are_chosen_uniformly_and_alone(rng):
     assert all(within(count, draws, 1 / 6) for count in sets.values())
 
 
-def test_too_few_recent_samples_are_filled_with_the_next_newest(rng):
+def test_too_few_recent_samples_repeat_and_leave_older_ones_alone(rng):
     version = [3, 9, 2, 4, 9, 4]
-    assert sorted(newest(version, 3, rng)) == [1, 4, 5]  # of version 4 the later one
-    assert sorted(newest(version, 5, rng)) == [0, 1, 3, 4, 5]
-    assert sorted(newest(version, 6, rng)) == [0, 1, 2, 3, 4, 5]
+    assert sorted(newest(version, 2, rng)) == [1, 4]
+    assert set(newest(version, 6, rng).tolist()) <= {1, 4}
 
 
 def test_too_few_samples_in_all_repeat_the_recent_ones_as_often_as_they_were_found(rng):
@@ -142,13 +141,6 @@ def test_too_few_samples_in_all_repeat_the_recent_ones_as_often_as_they_were_fou
         counts.update(newest([1, 9, 9], 5, rng, found=[50, 3, 1]).tolist())
     assert within(counts[1], 5 * draws, 3 / 4)
     assert counts[1] + counts[2] == 5 * draws, "an older sample is no repeat of a recent one"
-
-
-def test_too_few_samples_none_of_them_recent_repeat_as_often_as_they_were_found(rng):
-    draws, counts = 3_000, Counter()
-    for _ in range(draws):
-        counts.update(newest([1, 3], 4, rng, found=[4, 1]).tolist())
-    assert within(counts[0], 4 * draws, 4 / 5)
 
 
 def test_m_is_drawn_per_query(two_syncs, rng):

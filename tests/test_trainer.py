@@ -194,6 +194,20 @@ def test_bounds_on_staleness_and_reuse_hold_over_a_run(tmp_path, steps):
     assert max(map(len, uses.values())) == 2
 
 
+@pytest.mark.parametrize("mode", ["barrier", "lockstep"])
+def test_where_reuse_is_bounded_rounds_of_their_own_bring_new_samples(tmp_path, steps, mode):
+    config = tiny_config(
+        tmp_path,
+        buffer={"on_policy_prob": 1.0, "max_reuse": 1},
+        sync={"mode": mode, "sync_every": 4, "searches_per_round": 1, "timeout_s": 30.0},
+        trainer={"steps": 8},
+    )
+    train(tmp_path, config)
+    assert len(steps) == 8
+    searched = {row["ticket"] for row in rollouts(tmp_path / "run")}
+    assert len(searched) > 2 * 2, "two rounds, of one batch each and lane, were not enough"
+
+
 def poison(monkeypatch, bad):
     """Turn the gradient into NaN in the steps (counted from 0) that `bad` names."""
     real, at = OBJECTIVES["tb"], [-1]

@@ -1,5 +1,6 @@
 """Training from Python in a line; torch is imported only when the configuration is known right."""
 
+import multiprocessing
 import os
 import time
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from rich.console import Console
 from tba.config import Config
 from tba.config.load import load_config
 from tba.config.toml import literal
+from tba.errors import ConfigError
 from tba.run.progress import Progress
 
 if TYPE_CHECKING:
@@ -71,7 +73,16 @@ def run(
     clean: bool = False,
     progress: bool = True,
 ) -> "Summary":
-    """Run a configuration in a folder."""
+    """Run a configuration in a folder.
+
+    Raises:
+        ConfigError: The calling script runs again in a searcher's process.
+    """
+    if multiprocessing.parent_process() is not None and _is_starting():
+        raise ConfigError(
+            "a searcher's process runs your script again and must not train: put the call under "
+            '`if __name__ == "__main__":`'
+        )
     let_idle_threads_sleep()
     from tba import session
 
@@ -83,6 +94,11 @@ def run(
 def let_idle_threads_sleep() -> None:
     """Call before torch is imported: spinning threads would take the cores from other processes."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def _is_starting() -> bool:
+    """Whether this process is still importing the script that spawned it."""
+    return getattr(multiprocessing.current_process(), "_inheriting", False)
 
 
 def default_run_dir(sources: Sequence[str | Config]) -> Path:

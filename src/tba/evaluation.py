@@ -142,6 +142,11 @@ def answers(
             else:
                 failures.append(score.detail or score.outcome.value)
         response_tokens += sum(len(t) for t in tokens)
+        if not counts[0].any():
+            raise AllExcludedError(
+                f"none of the first {len(failures)} responses could be scored (the first: "
+                f"{failures[0]}): repair the reward function"
+            )
     return Answers(
         scored=counts[0],
         correct=counts[1],

@@ -13,6 +13,7 @@ A *round* is the time between two syncs, k trainer steps.
 Both ends run the same code in every runtime.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -23,14 +24,17 @@ import pyarrow as pa
 from tba.buffer import ReplayBuffer
 from tba.config import Config
 from tba.errors import AllExcludedError, WaitTimeoutError
-from tba.records import Trajectory
+from tba.records import Outcome, Trajectory
 
 if TYPE_CHECKING:  # runtimes are built from lanes
     from tba.runtimes.base import Runtime
 
+log = logging.getLogger(__name__)
+
 Mode = Literal["free", "barrier", "lockstep"]
 NO_ROUND = -1
 POLL_S = 0.2
+MAX_EXTRA_ROUNDS = 10
 
 
 def searches_per_round(config: Config) -> int:
@@ -138,6 +142,8 @@ class Arrivals:
         self._share = float("nan")
         self.scored = 0
         """Trajectories that arrived with a reward, duplicates included."""
+        self.excluded = 0
+        """Trajectories that arrived without one."""
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Add one delivery to the buffer.
@@ -151,13 +157,17 @@ class Arrivals:
         self._fresh += scored
         rewards = batch.column("reward").to_numpy(zero_copy_only=False)
         self._passed += int(np.count_nonzero(rewards >= self._pass_threshold))  # NaN compares false
+        if result.excluded and not self.excluded:
+            log.warning(
+                "a response could not be scored and is left out: %s", _newest_failure(batch)
+            )
+        self.excluded += result.excluded
         self._excluded_in_a_row = 0 if scored else self._excluded_in_a_row + result.excluded
         if self._excluded_in_a_row >= self._hopeless_after:
-            newest = batch.column("outcome")[-1].as_py(), batch.column("detail")[-1].as_py()
             raise AllExcludedError(
                 f"the last {self._excluded_in_a_row} responses could not be scored, so there is "
-                "nothing to learn "
-                f"from (the newest: {': '.join(filter(None, newest))}): look at the reward function"
+                f"nothing to learn from (the newest: {_newest_failure(batch)}): look at the reward "
+                "function"
             )
 
     def pass_at_1(self) -> float:
@@ -166,6 +176,13 @@ class Arrivals:
             self._share = self._passed / self._fresh
             self._passed = self._fresh = 0
         return self._share
+
+
+def _newest_failure(batch: pa.RecordBatch) -> str:
+    """Say what happened to the last response of a batch that could not be scored."""
+    failed = [i for i, o in enumerate(batch.column("outcome").to_pylist()) if o != Outcome.OK]
+    words = (batch.column(name)[failed[-1]].as_py() for name in ("outcome", "detail"))
+    return ": ".join(word for word in words if word)
 
 
 class Intake:
@@ -267,6 +284,31 @@ class Pace:
             return self._wait_for_round("the searchers of this round")
         self._intake.take()
         return True
+
+    def wait_for_samples(self, drawn: Callable[[], bool]) -> bool:
+        """Wait until the bounds on staleness and reuse let a batch be drawn; False: interrupted.
+
+        Where searchers search by rounds, a round of its own brings new samples.
+
+        Raises:
+            WaitTimeoutError: Nothing could be drawn in time, or within `MAX_EXTRA_ROUNDS`.
+        """
+        what = "samples within buffer.max_staleness and buffer.max_reuse"
+        if self._mode == "free":
+            return self._intake.wait(drawn, what=what, arrivals_help=False)
+        for _ in range(MAX_EXTRA_ROUNDS):
+            if self._mode == "lockstep":
+                self._open()
+            self._runtime.close_round(self._round)
+            if not self._wait_for_round(what):
+                return False
+            if self._mode == "barrier":
+                self._open()
+            if drawn():
+                return True
+        raise WaitTimeoutError(
+            f"{MAX_EXTRA_ROUNDS} rounds of search brought no {what}: raise one of the two"
+        )
 
     def sync(self, publish: Callable[[], None]) -> bool:
         """Publish the weights as this mode demands; returns False when interrupted."""

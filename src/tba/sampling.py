@@ -74,20 +74,16 @@ def choose_newest(
     recent_from: int,
     generator: np.random.Generator,
 ) -> Int64:
-    """Choose positions: `count` of those with a recent version, uniformly; too few are filled up.
+    """Choose positions: `count` of those with a recent version, uniformly.
 
-    First with the next newest older ones (`version` is in order of arrival, newest last). When
-    there are not `count` in all, with replacement, each as likely as it was often found: as if
-    duplicates had not been merged.
+    When there are not `count` of them: with replacement, each as likely as it was often found, as
+    if duplicates had not been merged. Older samples are the other branch's, so that staleness here
+    is bounded.
     """
-    by_age = np.argsort(version, kind="stable")[::-1]  # newest first
-    recent = by_age[: int((version >= recent_from).sum())]
+    recent = np.flatnonzero(version >= recent_from)
     if len(recent) >= count:
         return generator.choice(recent, count, replace=False)
-    if len(by_age) >= count:
-        return by_age[:count]
-    pool = recent if len(recent) else by_age
-    return generator.choice(pool, count, p=found[pool] / found[pool].sum())
+    return generator.choice(recent, count, p=found[recent] / found[recent].sum())
 
 
 def choose_by_softmax(

@@ -143,6 +143,7 @@ class Searcher:
         """Return the scored responses of one search batch."""
         self._seat.announce(Stage.TAKING_WEIGHTS)
         self._take_weights()  # S1
+        assert self._policy_version != NOTHING_PUBLISHED, "weights are published before searchers"
         queries = self._tickets.take(ticket)  # S2
         self._seat.announce(Stage.GENERATING)
         responses = self._engine.generate(

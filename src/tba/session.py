@@ -10,7 +10,8 @@ The loop itself is `tba.trainer`; nothing here knows what a step does.
 """
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -66,9 +67,9 @@ def run(config: Config, run_dir: Path, *, resume: bool, clean: bool, progress: P
     disable_progress_bar()  # transformers' own would tear ours
     opened = RunFolder.resume(run_dir) if resume else RunFolder.create(run_dir, config, clean=clean)
     with opened as folder, ExitStack() as stack:
-        stack.enter_context(_log_to(folder.log("trainer")))
-        session = Session(config, folder, stack.enter_context(StopSignal()), progress)
-        newest = load_newest(folder.checkpoints, progress.event) if resume else None
+        stack.enter_context(_log_to(folder.log("trainer"), progress.event))
+        session = Session(config, folder, stack.enter_context(StopSignal(progress.event)), progress)
+        newest = load_newest(folder.checkpoints) if resume else None
         session.prepare(stack, newest)
         folder.begun()
         return session.run()
@@ -84,6 +85,7 @@ class Session:
         self._folder = folder
         self._stop = stop
         self._progress = progress
+        self._started = time.perf_counter()
         self._before: EvalReport | None = None
         self._saved_step = -1
 
@@ -108,7 +110,8 @@ class Session:
         self._rollouts = stack.enter_context(self._open_rollouts(checkpoint))
         self._metrics = stack.enter_context(MetricsWriter(folder.metrics, resumed_step=version))
         self._buffer, next_ticket = self._rebuild_buffer(checkpoint, version)
-        self._ledger = Ledger(checkpoint.state.totals if checkpoint else Totals(), self._buffer)
+        totals = checkpoint.state.totals if checkpoint else Totals()
+        self._ledger = Ledger(totals, self._buffer, started=self._started)
         self._update = PolicyUpdate(self._policy.model, config)
         if checkpoint is not None:
             checkpoint.restore_optimizer(self._policy.model, self._update.optimizer)
@@ -147,6 +150,7 @@ class Session:
     def run(self) -> Summary:
         """Train, save, evaluate; whatever happens, leave a folder that tells and can be resumed."""
         try:
+            self._trainer.publish_all()  # before there is a searcher to take them
             with self._runtime:
                 torch.set_num_threads(trainer_threads(self._config))
                 self._loop()
@@ -163,6 +167,7 @@ class Session:
     def _loop(self) -> None:
         if self._before is None:
             self._before = self._evaluate()
+        self._stop.stepping = True
         for report in self._trainer.steps():
             self._note(report)
             every = self._config.checkpoint.every
@@ -219,6 +224,7 @@ class Session:
             step=self._trainer.version,
             reference_version=resets.version if resets else 0,
             rollout_position=self._rollouts.position,
+            resumptions=self._resumptions,
             before=self._before,
             totals=self._ledger.totals(self._runtime.status()),
         )
@@ -278,13 +284,17 @@ class Session:
         """Return the buffer as the log has it, and the lowest ticket that no search batch had.
 
         Samples of versions later than the checkpoint count as its own: the policy that found them
-        was lost.
+        was lost. That stays so in later sittings, to whose versions those numbers mean nothing.
         """
         buffer = ReplayBuffer(self._config.buffer.capacity_per_query)
-        next_ticket = 0
+        earlier = checkpoint.state.resumptions if checkpoint else ()
+        next_ticket = rows = 0
         for batch in self._rollouts.read():
-            buffer.add(batch, version_ceiling=version)
+            ceilings = [step for logged, step in earlier if rows < logged]
+            buffer.add(batch, version_ceiling=min([version, *ceilings]))
+            rows += batch.num_rows
             next_ticket = max(next_ticket, max(batch.column("ticket").to_pylist(), default=-1) + 1)
+        self._resumptions = (*earlier, (rows, version)) if rows else earlier
         if checkpoint is not None:
             buffer.load_state(checkpoint.buffer())
         return buffer, next_ticket
@@ -317,18 +327,33 @@ class Session:
         )
 
 
+class _Teller(logging.Handler):
+    """Shows warnings to whoever watches the run."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one warning, without its traceback."""
+        self._tell(record.getMessage().splitlines()[0])
+
+
 @contextmanager
-def _log_to(file: Path) -> Iterator[None]:
-    """Write everything this package logs to a file."""
-    handler = logging.FileHandler(file)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+def _log_to(file: Path, tell: Callable[[str], None]) -> Iterator[None]:
+    """Write everything this package logs to a file, and show its warnings."""
+    in_file = logging.FileHandler(file)
+    in_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handlers = (in_file, _Teller(tell))
     logger = logging.getLogger("tba")
-    logger.addHandler(handler)
     level = logger.level
     logger.setLevel(logging.INFO)
+    for handler in handlers:
+        logger.addHandler(handler)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
+        for handler in handlers:
+            logger.removeHandler(handler)
+            handler.close()
         logger.setLevel(level)
-        handler.close()

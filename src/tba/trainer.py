@@ -57,9 +57,6 @@ class Trainer:
 
     def steps(self) -> Iterator[StepReport]:
         """Train to the last step, yielding a report of each; ends early only when interrupted."""
-        if self._resets is not None:
-            self._resets.publish()
-        self.publish()
         if not self._pace.fill(self._filled):
             return
         while self.version < self._config.trainer.steps and not self._intake.interrupted():
@@ -88,6 +85,14 @@ class Trainer:
             self._pace.sync(self.publish)
         seconds = time.perf_counter() - started
         return self._report(result, batch, staleness, seconds, self._intake.waited_s - waited)
+
+    def publish_all(self) -> None:
+        """Give policy and reference to searchers that have not started; wait for the hashes."""
+        if self._resets is not None:
+            self._resets.publish()
+            self._resets.store.flush()
+        self.publish()
+        self._store.flush()
 
     def publish(self) -> None:
         """Give the present weights to the searchers, under the present version."""
@@ -119,8 +124,7 @@ class Trainer:
                 batch = self._try_to_draw()
                 return batch is not None
 
-            what = "samples within buffer.max_staleness and buffer.max_reuse"
-            if not self._intake.wait(drawn, what=what, arrivals_help=False):
+            if not self._pace.wait_for_samples(drawn):
                 return None
         assert batch is not None
         return batch if self._resets is None else self._resets.refresh(batch, self._buffer)
@@ -164,6 +168,7 @@ class Trainer:
             "unique_share": len(batch.tokens) / batch.index.size,
             "truncated_share": float(1 - batch.finished.mean()),
             "tokens_trained": float(tokens),
+            "excluded": float(self._intake.arrivals.excluded),
             "buffer_size": float(len(self._buffer)),
             "step_s": seconds,
             "wait_s": waited_s,

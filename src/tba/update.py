@@ -1,8 +1,8 @@
 """One optimiser step on a batch: log-probabilities, objective, micro-batches, clipping, AdamW.
 
 The loss of a batch is a mean over its queries, so a micro-batch of whole queries contributes its
-own mean times its share of the queries, and the summed gradient is the one-batch gradient. Each
-unique trajectory of a batch goes through the model once, however often it was drawn.
+own mean times its share of the queries, and the summed gradient is the one-batch gradient. A
+sample drawn more than once for a query goes through the model once.
 """
 
 import math

@@ -66,7 +66,7 @@ def test_a_key_of_another_kind_says_which_kind():
         (
             "--objective.beta.kind=linear_then_cut",
             "objective.beta.start is missing, expected number > 0: Beta at the first step; and "
-            "objective.beta.end is missing, expected number > 0: Beta from `cut_at` on",
+            "objective.beta.end is missing, expected number > 0: Beta from `end_at` on",
         ),
         (
             "--trainer.steps",

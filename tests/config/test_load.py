@@ -105,8 +105,8 @@ def test_a_default_kind_with_settings_gives_way_to_another_kind(tmp_path):
 )
 def test_values_are_toml_literals_or_text(override, value):
     extra = ["--task.train_queries=10", "--task.test_queries=5"]
-    if "model.build" in override:
-        extra.append("--model.model_name_or_path=m")
+    if "model" not in override or "model.build" in override:
+        extra += ["--model.build=none", "--model.model_name_or_path=m"]
     found: object = arithmetic(override, *extra)
     for part in override.removeprefix("--").partition("=")[0].replace("-", "_").split("."):
         found = getattr(found, part)
@@ -123,7 +123,7 @@ def test_value_may_follow_as_a_word_of_its_own_and_be_negative():
         (),
         ("--objective.beta", '{kind = "linear", start = 1, end = 0.5}'),
         ("--runtime.kind=inline", "--buffer.max_staleness=9"),
-        ('--task.answer_prefix="tab\\t quote\\" backslash\\\\ \\u007f é"',),
+        ('--task.system_prompt="tab\\t quote\\" backslash\\\\ \\u007f é"',),
     ],
 )
 def test_dumped_configuration_loads_as_the_same(tmp_path, overrides):

@@ -31,6 +31,7 @@ def state(step=100, **changes) -> TrainerState:
         "step": step,
         "reference_version": 0,
         "rollout_position": 321,
+        "resumptions": ((40, 6), (90, 14)),
         "before": EvalReport(0, 10, 1 / 3, 0.4, 4.5, 0, 0.1 + 0.2),
         "totals": Totals(seconds=0.7, kept=5, staleness=StalenessTotals(2, 5, 1, 4)),
     }
@@ -307,7 +308,7 @@ model = LlamaForCausalLM(LlamaConfig(vocab_size=16, hidden_size=8, intermediate_
 optimizer = torch.optim.AdamW(model.parameters())
 
 def save(folder, step):
-    state = TrainerState(step, 0, 0, None, Totals())
+    state = TrainerState(step, 0, 0, (), None, Totals())
     save_checkpoint(folder, state, model=model, tokenizer=Tokenizer(), optimizer=optimizer,
         buffer={"step": np.array([step])}, keep=1)
 

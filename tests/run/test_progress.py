@@ -24,6 +24,7 @@ METRICS = {
     "trainer_idle_share": 0.013,
     "searcher_idle_share": 0.5,
     "buffer_size": 12000.0,
+    "excluded": 3.0,
 }
 
 

@@ -6,7 +6,7 @@ Cross-field rules live here, beside the sections they tie together.
 
 from typing import Self
 
-from pydantic import NonNegativeInt, model_validator
+from pydantic import Field, model_validator
 
 from tba.config.base import Section
 from tba.config.model import BuildConfig, ModelConfig, WarmStartConfig
@@ -49,7 +49,7 @@ __all__ = [
 class Config(Section):
     """A whole run."""
 
-    seed: NonNegativeInt = 0
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of every random choice; each part derives its own streams from it."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N; auto takes a GPU when there is one."""
@@ -82,6 +82,18 @@ class Config(Section):
             raise ValueError(
                 "no policy is named: set model.model_name_or_path to a Hugging Face folder or name "
                 "(or model.build for a small model from random weights)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _alphabet_covers_the_task(self) -> Self:
+        if self.model.build is None or not isinstance(self.task, ArithmeticTaskConfig):
+            return self
+        missing = "".join(sorted(self.task.characters() - set(self.model.build.characters)))
+        if missing:
+            raise ValueError(
+                f"model.build.characters is {self.model.build.characters!r}, but the task also "
+                f"writes {missing!r}: add it"
             )
         return self
 

@@ -1,6 +1,6 @@
 """Which policy is trained, and the supervised warm start that may come first."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -26,6 +26,15 @@ class BuildConfig(Section):
     max_position_embeddings: PositiveInt = 64
     """Longest prompt plus response, in tokens."""
 
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> Self:
+        if self.hidden_size % (2 * self.num_attention_heads):
+            raise ValueError(
+                f"model.build.hidden_size is {self.hidden_size} with num_attention_heads "
+                f"{self.num_attention_heads}: make it a multiple of twice the number of heads"
+            )
+        return self
+
 
 class ModelConfig(Section):
     """The policy, which is also the reference it is held close to."""
@@ -34,7 +43,7 @@ class ModelConfig(Section):
     """Folder or hub name of a Hugging Face causal language model."""
     build: BuildConfig | None = None
     """Builds a small model from random weights instead of loading one."""
-    attn_implementation: str = "sdpa"
+    attn_implementation: Literal["sdpa", "eager"] = "sdpa"
     """Attention implementation of transformers: sdpa or eager."""
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more time."""

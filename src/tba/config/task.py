@@ -1,6 +1,7 @@
 """What is asked, and how an answer is rewarded."""
 
 from pathlib import Path
+from string import Formatter
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -45,6 +46,13 @@ class ArithmeticTaskConfig(TaskBase):
     """Held-out questions; none of them is among the training questions."""
     split_seed: NonNegativeInt = 0
     """Seed of the split into training and held-out questions."""
+
+    def characters(self) -> set[str]:
+        """Return the characters that questions and answers are made of."""
+        texts = (self.prompt_template, self.answer_prefix)
+        parts = [text for t in texts for text, *_ in Formatter().parse(t)]
+        can_be_negative = "-" in self.operators and self.left[0] < self.right[1]
+        return set("0123456789").union(*self.operators, *parts, "-" if can_be_negative else "")
 
     @model_validator(mode="after")
     def _enough_questions(self) -> Self:

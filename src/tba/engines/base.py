@@ -28,7 +28,7 @@ class Engine(Protocol):
         holds the
     float32 log-probabilities of the very distribution sampled from (at temperature 0: of the
     untempered one); the same weights, queries, sampling and generator state give the same responses
-    on one machine. `generate` and `load_weights` block until done; neither waits for another
+    on one machine. `generate` blocks until done and does not wait for another
     process.
     """
 

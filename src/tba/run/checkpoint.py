@@ -54,6 +54,8 @@ class TrainerState:
     """Optimiser steps behind the reference; 0 is the initial model."""
     rollout_position: int
     """End of the rollout log in bytes."""
+    resumptions: tuple[tuple[int, int], ...]
+    """Of each earlier resumption: trajectories in the log, and the step it went on from."""
     before: EvalReport | None
     """Accuracy of the initial policy, so that it need not be measured again."""
     totals: Totals

@@ -1,12 +1,13 @@
-"""Ctrl-C and SIGTERM end a run after its present step; a second Ctrl-C ends it at once."""
+"""Ctrl-C and SIGTERM end a run after its present step, and at once before the first one.
 
-import logging
+A second Ctrl-C ends it at once in any case.
+"""
+
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Self
-
-log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -14,9 +15,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class StopSignal:
     """Knows whether somebody asked the run to stop; listens in the main thread only."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[str], None]) -> None:
         self.reason = ""
         """What asked for it; empty while nothing did."""
+        self.stepping = False
+        """Whether steps are being taken, so that there is something to save."""
+        self._tell = tell
         self._before: dict[int, object] = {}
 
     def __call__(self) -> bool:
@@ -34,7 +38,8 @@ class StopSignal:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         del frame
-        if self.reason and number == signal.SIGINT:
-            raise KeyboardInterrupt
+        again = bool(self.reason) and number == signal.SIGINT
         self.reason = f"stopped by {signal.Signals(number).name}"
-        log.warning("%s: ending after this step (Ctrl-C once more: at once)", self.reason)
+        if again or not self.stepping:
+            raise KeyboardInterrupt
+        self._tell(f"{self.reason}: ending after this step (Ctrl-C once more: at once)")

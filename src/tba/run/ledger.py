@@ -13,11 +13,11 @@ from tba.runtimes.base import SearchStatus
 class Ledger:
     """Totals over all sittings of a run."""
 
-    def __init__(self, before: Totals, buffer: ReplayBuffer) -> None:
+    def __init__(self, before: Totals, buffer: ReplayBuffer, *, started: float) -> None:
         self._steps = before  # what steps add up; the rest is read when asked for
         self._earlier = before
         self._buffer = buffer
-        self._started = time.perf_counter()
+        self._started = started
         self._fill: tuple[float, int] | None = None  # when it was over, tokens searched by then
 
     def note(self, report: StepReport) -> None:

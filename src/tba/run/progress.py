@@ -25,6 +25,7 @@ CELLS = {
     "search tokens/s": "{search_tokens_per_s:,.0f}",
     "train tokens/s": "{train_tokens_per_s:,.0f}",
     "trainer idle": "{trainer_idle_share:.1%}",
+    "excluded": "{excluded:.0f}",
     "searcher idle": "{searcher_idle_share:.1%}",
     "buffer": "{buffer_size:,.0f}",
 }

@@ -91,11 +91,15 @@ class LocalRuntime:
 
     def __enter__(self) -> Self:
         """Start every searcher and the intake thread."""
-        for lane in range(self._plan.config.search.searchers):
-            ticket = self._plan.first_ticket(lane)
-            process, pipe = self._start(lane, ticket, NO_ROUND)
-            self._lanes.append(LaneProcess(lane, process, pipe, ticket))
         self._intake.start()
+        try:
+            for lane in range(self._plan.config.search.searchers):
+                ticket = self._plan.first_ticket(lane)
+                process, pipe = self._start(lane, ticket, NO_ROUND)
+                self._lanes.append(LaneProcess(lane, process, pipe, ticket))
+        except BaseException:  # nobody will leave a context that was never entered
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exc_info: object) -> None:

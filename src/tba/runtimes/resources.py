@@ -20,6 +20,8 @@ def pick_device(name: str) -> str:
         kind = torch.device(name).type
     except RuntimeError as error:
         raise ConfigError(f"device is {name!r}, expected auto, cpu, cuda or cuda:N") from error
+    if kind not in ("cpu", "cuda"):
+        raise ConfigError(f"device is {name!r}, expected auto, cpu, cuda or cuda:N")
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device is {name!r}, but torch finds no GPU here: use auto or cpu")
     return name

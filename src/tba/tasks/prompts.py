@@ -65,7 +65,7 @@ def make_queries(
     if prefixes is not None:
         texts = [text + prefix for text, prefix in zip(texts, prefixes, strict=True)]
     # A chat template writes its special tokens itself; adding them would double the first one.
-    ids = tokenizer(texts, add_special_tokens=not chat)["input_ids"]
+    ids = _tokenize(texts, tokenizer, special_tokens=not chat)
     kept = [i for i, tokens in enumerate(ids) if 0 < len(tokens) <= config.max_prompt_length]
     if not kept:
         raise DataError(
@@ -77,6 +77,21 @@ def make_queries(
         for new, old in enumerate(kept)
     ]
     return queries, kept
+
+
+def _tokenize(
+    texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase", *, special_tokens: bool
+) -> list[list[int]]:
+    try:
+        return tokenizer(texts, add_special_tokens=special_tokens)["input_ids"]
+    except Exception as error:
+        # tokenizers, written in Rust, reports an unknown character by a bare Exception.
+        if type(error) is not Exception:
+            raise
+        raise DataError(
+            f"the tokenizer cannot read a prompt such as {texts[0]!r} ({error}): use a policy "
+            "whose tokenizer knows its characters (a built one has those of model.build.characters)"
+        ) from error
 
 
 def _render(
