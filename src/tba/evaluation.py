@@ -18,6 +18,9 @@ from tba.errors import AllExcludedError, ConfigError
 from tba.records import EvalReport, Float32, Int32, Int64, Outcome, Query, Score
 from tba.tasks.base import Task
 
+HOPELESS_AFTER = 32
+"""Failures, and no success, after which the rest need not be asked."""
+
 
 class Scorer(Protocol):
     """Rewards responses."""
@@ -142,7 +145,7 @@ def answers(
             else:
                 failures.append(score.detail or score.outcome.value)
         response_tokens += sum(len(t) for t in tokens)
-        if not counts[0].any():
+        if len(failures) >= HOPELESS_AFTER and not counts[0].any():
             raise AllExcludedError(
                 f"none of the first {len(failures)} responses could be scored (the first: "
                 f"{failures[0]}): repair the reward function"
