@@ -35,7 +35,16 @@ EXTRAS = {
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
     "trackio": ("trackio",),
-    "dev": ("beartype", "gguf", "hypothesis", "mypy", "pytest", "pytest-timeout", "ruff"),
+    "dev": (
+        "accelerate",
+        "beartype",
+        "gguf",
+        "hypothesis",
+        "mypy",
+        "pytest",
+        "pytest-timeout",
+        "ruff",
+    ),
 }
 """Optional distributions by the extra that installs them."""
 
