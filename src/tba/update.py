@@ -68,6 +68,7 @@ class PolicyUpdate:
             betas=(self._config.adam_beta1, self._config.adam_beta2),
             eps=self._config.adam_epsilon,
             weight_decay=self._config.weight_decay,
+            fused=True,  # one pass over weights and moments
         )
 
     def step(self, batch: Batch, number: int) -> UpdateResult:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tba.policy import log_probs as module
+from tba.policy.attention import register_grouped_sdpa
 from tba.policy.loading import recompute_activations
 from tba.policy.log_probs import full_row_log_probs, response_log_probs
 from tiny_models import EOS, FAMILIES, VOCABULARY, tiny_model
@@ -63,15 +64,16 @@ def _assert_same_values_and_gradients(model, found, mask, expected):
         torch.testing.assert_close(got[name], want[name], rtol=1e-5, atol=1e-5 * scale)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager", register_grouped_sdpa()])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_values_and_gradients_equal_those_of_full_rows(family, attention):
     model = tiny_model(family)
-    model.set_attn_implementation(attention)
     prompts, responses, query_of_row = _batch()
+    model.set_attn_implementation(attention)
     found, mask = response_log_probs(
         model, prompts, responses, query_of_row, temperature=TEMPERATURE
     )
+    model.set_attn_implementation("sdpa")
     expected = _naive(model, prompts, responses, query_of_row)
     _assert_same_values_and_gradients(model, found, mask, expected)
 

@@ -18,6 +18,7 @@ from transformers import (
 
 from tba.config.model import ModelConfig
 from tba.errors import ModelError
+from tba.policy.attention import register_grouped_sdpa
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -78,6 +79,8 @@ def load_policy(
             f"{min(missing)}: give a folder saved with save_pretrained."
         )
     _check_layers(name, model)
+    if config.attn_implementation == "sdpa" and device.type == "cpu":
+        model.set_attn_implementation(register_grouped_sdpa())
     switch_off_dropout(model)
     model.eval()
     if config.gradient_checkpointing:
