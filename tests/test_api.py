@@ -7,7 +7,7 @@ import pytest
 
 import tba
 from tba import api
-from tba.config.training import LinearBeta
+from tba.config.objectives import LinearBeta
 from tba.run.folder import RunFolder
 
 

@@ -1,14 +1,7 @@
 import pytest
 
-from tba.config.training import (
-    ConstantBeta,
-    ConstantRate,
-    CosineRate,
-    LinearBeta,
-    LinearRate,
-    LinearThenCutBeta,
-    WarmupStableDecayRate,
-)
+from tba.config.objectives import ConstantBeta, LinearBeta, LinearThenCutBeta
+from tba.config.training import ConstantRate, CosineRate, LinearRate, WarmupStableDecayRate
 from tba.schedules import beta_at, learning_rate_at
 
 

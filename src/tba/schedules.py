@@ -6,15 +6,8 @@ after the last step: no step is spent at a learning rate of zero. Nor does warm-
 
 import math
 
-from tba.config.training import (
-    BetaConfig,
-    ConstantBeta,
-    ConstantRate,
-    CosineRate,
-    LinearBeta,
-    LinearRate,
-    RateConfig,
-)
+from tba.config.objectives import BetaConfig, ConstantBeta, LinearBeta
+from tba.config.training import ConstantRate, CosineRate, LinearRate, RateConfig
 
 
 def beta_at(config: BetaConfig, step: int, steps: int) -> float:

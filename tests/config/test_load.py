@@ -5,7 +5,8 @@ import pytest
 
 from tba.config import Config, InlineRuntimeConfig, LocalRuntimeConfig
 from tba.config.load import RECIPES, dump_toml, load_config, recipes
-from tba.config.training import ConstantBeta, CosineRate, LinearBeta
+from tba.config.objectives import ConstantBeta, LinearBeta
+from tba.config.training import CosineRate
 from tba.errors import ConfigError
 
 GSM8K = ["--task.train_file=a.jsonl", "--task.test_file=b.jsonl", "--model.model_name_or_path=m"]

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from tba.config.base import Section
 from tba.config.model import BuildConfig, ModelConfig, WarmStartConfig
+from tba.config.objectives import ObjectiveConfig, TrajectoryBalanceConfig
 from tba.config.running import (
     CheckpointConfig,
     EvaluationConfig,
@@ -20,7 +21,7 @@ from tba.config.running import (
 )
 from tba.config.search import BufferConfig, SearchConfig
 from tba.config.task import ArithmeticTaskConfig, CustomTaskConfig, Gsm8kTaskConfig, TaskConfig
-from tba.config.training import ObjectiveConfig, TrainerConfig, TrajectoryBalanceConfig
+from tba.config.training import TrainerConfig
 
 __all__ = [
     "ArithmeticTaskConfig",

@@ -37,8 +37,7 @@ def grouped_sdpa(
 ) -> tuple[Float[Tensor, "row query head width"], None]:
     """Attend as `sdpa_attention_forward` does, whose contract this is."""
     differentiable = torch.is_grad_enabled() and query.requires_grad
-    shared_mask = attention_mask is not None and attention_mask.shape[1] == 1
-    if not (differentiable and shared_mask):
+    if not differentiable or attention_mask is None or attention_mask.shape[1] != 1:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     rows, heads, queries, width = query.shape
     groups = key.shape[1]
