@@ -14,7 +14,7 @@ import pytest
 
 from tba.config import Config
 from tba.config.load import dump_toml
-from tba.errors import RewardError, SearcherFailedError
+from tba.errors import SearcherFailedError, UserCodeError
 from tba.run.checkpoint import load_newest
 from tba.run.rollouts import RolloutLog
 from tba.run.summary import Ending, Summary
@@ -248,7 +248,7 @@ BREACH = TASK.replace(
 
 
 def test_a_reward_that_breaks_its_contract_in_a_searcher_ends_the_run_with_its_sentence(tmp_path):
-    with pytest.raises(RewardError, match="reward returned 1 rewards, expected 16"):
+    with pytest.raises(UserCodeError, match="reward returned 1 rewards, expected 16"):
         train(tmp_path, local_config(tmp_path, BREACH))
     summary = Summary.read(tmp_path / "run" / "summary.json")
     assert summary.ended is Ending.FAILED

@@ -63,6 +63,10 @@ class TrainerConfig(Section):
     """K: samples of each query in the loss; a single one would give no gradient."""
     learning_rate: PositiveFloat = 1e-5
     """Peak learning rate of AdamW."""
+    head_learning_rate: PositiveFloat = 1e-3
+    """Peak learning rate of what is learned beside the policy: value head, log Z."""
+    anchor_every: PositiveInt = 4
+    """Steps after which the anchor pi_old becomes the policy, for objectives that have one."""
     learning_rate_schedule: RateConfig = ConstantRate()
     """Learning rate over the run, relative to its peak."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tba.errors import RewardError
-from tba.tasks.references import describe, load_file, load_function
+from tba.errors import UserCodeError
+from tba.references import describe, load_file, load_function
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_file_may_define_dataclasses(write):
     [
         ("def f(): pass\ndef g(): pass", "h", "mine.py has no function 'h'; it has f, g"),
         ("x = 1", "h", "mine.py has no function 'h'; it has none at all"),
-        ("h = 1.5", "h", "mine.py:h is a float, but a reward must be a function"),
+        ("h = 1.5", "h", "mine.py:h is a float, but the reward must be a function"),
         ("def h(:", "h", "mine.py cannot be imported: SyntaxError: invalid syntax"),
         ("import nowhere", "h", "ModuleNotFoundError: No module named 'nowhere'"),
         ("import sys\nsys.exit(3)", "h", "cannot be imported: SystemExit: 3"),
@@ -43,7 +43,7 @@ def test_file_may_define_dataclasses(write):
     ],
 )
 def test_bad_file_is_refused_with_the_cause(write, source, name, message):
-    with pytest.raises(RewardError, match=message):
+    with pytest.raises(UserCodeError, match=message):
         load_function(f"{write(source)}:{name}")
 
 
@@ -61,7 +61,7 @@ def test_bad_file_is_refused_with_the_cause(write, source, name, message):
     ],
 )
 def test_bad_reference_is_refused(reference, message):
-    with pytest.raises(RewardError, match=message):
+    with pytest.raises(UserCodeError, match=message):
         load_function(reference)
 
 
