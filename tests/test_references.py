@@ -69,3 +69,11 @@ def test_description_is_one_short_line():
     assert describe(ValueError("a\n  b")) == "ValueError: a b"
     assert describe(ValueError()) == "ValueError"
     assert len(describe(ValueError("x" * 1000))) == 300
+
+
+def test_a_file_may_import_its_neighbour(tmp_path):
+    (tmp_path / "neighbour_of_mine.py").write_text("NUMBER = 7")
+    (tmp_path / "mine.py").write_text(
+        "from neighbour_of_mine import NUMBER\ndef f(): return NUMBER"
+    )
+    assert load_function(f"{tmp_path / 'mine.py'}:f")() == 7

@@ -41,7 +41,7 @@ def load_function(reference: str, role: str = "reward") -> Callable[..., Any]:
 
 
 def load_file(path: Path) -> ModuleType:
-    """Import a Python file as a module of its own.
+    """Import a Python file as a module of its own; it may import its neighbours by name.
 
     Raises:
         UserCodeError: There is no such file, or it raises while it is imported.
@@ -53,6 +53,8 @@ def load_file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    if (folder := str(path.parent.resolve())) not in sys.path:
+        sys.path.append(folder)  # last, so that a neighbour hides nothing that is installed
     sys.modules[name] = module  # dataclasses and pickle look their module up by name
     with user_code(f"Python file {path} cannot be imported"):
         spec.loader.exec_module(module)

@@ -44,4 +44,5 @@ def learning_rate_at(config: RateConfig, step: int, steps: int) -> float:
     if isinstance(config, CosineRate):
         fall = (1 + math.cos(math.pi * (1 - left))) / 2
         return config.final_share + (1 - config.final_share) * fall
-    return min(1.0, (steps - step) / max(1, config.decay_steps))
+    decay_steps = min(config.decay_steps, steps - config.warmup_steps)
+    return min(1.0, (steps - step) / max(1, decay_steps))

@@ -1,14 +1,17 @@
 """The local runtime with real processes: who dies, who goes on, what is kept."""
 
+import multiprocessing
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from queue import Queue
 
 import pytest
 
@@ -18,6 +21,7 @@ from tba.errors import SearcherFailedError, UserCodeError
 from tba.run.checkpoint import load_newest
 from tba.run.rollouts import RolloutLog
 from tba.run.summary import Ending, Summary
+from tba.runtimes.local import _read
 from tiny_runs import TASK, metrics, rollouts, tiny_config, train
 
 pytestmark = pytest.mark.timeout(900)
@@ -271,3 +275,20 @@ def test_a_searcher_that_always_dies_ends_the_run_with_its_exit_code(tmp_path):
         train(tmp_path, local_config(tmp_path, DEADLY, runtime={"max_restarts": 1}))
     summary = Summary.read(tmp_path / "run" / "summary.json")
     assert (summary.ended, summary.searcher_restarts) == (Ending.FAILED, 1)
+
+
+def test_a_searcher_that_stalls_in_the_middle_of_a_message_keeps_nobody_else_waiting() -> None:
+    inbox: Queue[object] = Queue()
+    stalled, stalled_end = multiprocessing.Pipe(duplex=False)
+    healthy, healthy_end = multiprocessing.Pipe(duplex=False)
+    for pipe in (stalled, healthy):
+        threading.Thread(target=_read, args=(pipe, inbox), daemon=True).start()
+    os.write(stalled_end.fileno(), struct.pack("!i", 1_000) + b"half")  # announces 1,000 bytes
+    healthy_end.send("found")
+    assert inbox.get(timeout=30) == (healthy, "found")
+    assert inbox.empty()
+    stalled_end.close()  # as when it is killed
+    assert inbox.get(timeout=30) == (stalled, None)
+    assert stalled.closed
+    healthy_end.close()
+    assert inbox.get(timeout=30) == (healthy, None)

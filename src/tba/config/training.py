@@ -44,7 +44,7 @@ class WarmupStableDecayRate(Section):
     warmup_steps: NonNegativeInt = 50
     """Steps of linear warm-up."""
     decay_steps: NonNegativeInt = 500
-    """Steps of the final decay; what lies between is constant."""
+    """Steps of the final decay, cut to what warm-up leaves; what lies between is constant."""
 
 
 RateConfig = Annotated[
