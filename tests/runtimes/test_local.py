@@ -10,11 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from queue import Queue
 
 import pytest
 
+import tba
 from tba.config import Config
 from tba.config.load import dump_toml
 from tba.errors import SearcherFailedError, UserCodeError
@@ -239,6 +241,24 @@ def test_a_killed_trainer_takes_everybody_along_and_a_resumed_one_ends_at_ctrl_c
     assert first_after_resuming["buffer_size"] >= len(unique), "none is missing from the buffer"
     counts = summary.trajectories
     assert counts.kept + counts.duplicate == len(rows)
+
+
+def test_ctrl_c_before_the_first_step_ends_everything_and_nothing_stands_in_the_way(
+    tmp_path,
+) -> None:
+    toml, run = tmp_path / "run.toml", tmp_path / "run"
+    config = local_config(tmp_path)
+    toml.write_text(dump_toml(config))
+    for begun in (lambda _: (run / "config.json").exists(), searchers):
+        early = start(str(toml), "--run-dir", str(run))
+        wait_until(partial(begun, early.pid))
+        os.killpg(early.pid, signal.SIGINT)
+        _, errors = early.communicate(timeout=PATIENCE_S)
+        assert early.returncode == 130, errors
+        assert "Traceback" not in errors
+        assert steps_done(run) == 0
+    summary = tba.resume(run, progress=False)  # the second one had begun, the first had not
+    assert (summary.ended, summary.steps) == (Ending.FINISHED, 6)
 
 
 # --- runs that cannot go on ------------------------------------------------------------------
