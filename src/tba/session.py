@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from tba.annotations import annotation_names
 from tba.buffer import ReplayBuffer
 from tba.config import Config, InlineRuntimeConfig
 from tba.engines.base import Sampling
@@ -287,7 +288,9 @@ class Session:
         Samples of versions later than the checkpoint count as its own: the policy that found them
         was lost. That stays so in later sittings, to whose versions those numbers mean nothing.
         """
-        buffer = ReplayBuffer(self._config.buffer.capacity_per_query)
+        buffer = ReplayBuffer(
+            self._config.buffer.capacity_per_query, annotation_names(self._config.objective)
+        )
         earlier = checkpoint.state.resumptions if checkpoint else ()
         next_ticket = rows = 0
         for batch in self._rollouts.read():

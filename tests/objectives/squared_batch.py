@@ -26,8 +26,8 @@ KINDS = {
     "f_tb huber": (f_tb, {"beta": BETA, "phi": "huber", "scale": 3.0}),
     "f_tb linex": (f_tb, {"beta": BETA, "phi": "linex", "scale": 3.0}),
     "f_tb linex mirrored": (f_tb, {"beta": BETA, "phi": "linex", "scale": -3.0}),
-    "subtb": (subtb, {"beta": BETA, "lambda_": 1.0}),
-    "subtb short": (subtb, {"beta": BETA, "lambda_": 0.5}),
+    "subtb": (subtb, {"beta": BETA, "subtb_lambda": 1.0}),
+    "subtb short": (subtb, {"beta": BETA, "subtb_lambda": 0.5}),
 }
 LEARNED = ("log_pi", "log_stop", "log_z")
 """The inputs through which gradient flows."""

@@ -27,8 +27,8 @@ KINDS = {
     "f_tb huber": (f_tb, {"phi": "huber", "scale": 0.5}),
     "f_tb linex": (f_tb, {"phi": "linex", "scale": 3.0}),
     "f_tb linex mirrored": (f_tb, {"phi": "linex", "scale": -3.0}),
-    "subtb": (subtb, {"lambda_": 1.0}),
-    "subtb short": (subtb, {"lambda_": 0.3}),
+    "subtb": (subtb, {"subtb_lambda": 1.0}),
+    "subtb short": (subtb, {"subtb_lambda": 0.3}),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 

@@ -15,7 +15,6 @@ from tba.objectives.ratio import (
     log_ratio,
     mean_over_query_tokens,
     mean_over_sequences,
-    reward_metrics,
     scaled_group_advantage,
     sum_over_tokens,
     weighted_surrogate,

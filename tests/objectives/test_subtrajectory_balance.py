@@ -6,7 +6,7 @@ from objectives.tree import call
 from tba.objectives.subtrajectory_balance import subtb
 
 
-def _by_definition(inputs, beta, lambda_):
+def _by_definition(inputs, beta, subtb_lambda):
     """The paper's sum over sub-trajectories, from log R, p_F and p_T of every state in turn."""
     losses = []
     lengths = inputs["mask"].sum(-1)
@@ -32,8 +32,8 @@ def _by_definition(inputs, beta, lambda_):
             for t in range(states - 1)
         ]
         pairs = [(a, b) for a in range(states) for b in range(a + 1, states)]
-        squares = [lambda_ ** (b - a - 1) * sum(delta[a:b]) ** 2 for a, b in pairs]
-        weight = sum(lambda_ ** (b - a - 1) for a, b in pairs)
+        squares = [subtb_lambda ** (b - a - 1) * sum(delta[a:b]) ** 2 for a, b in pairs]
+        weight = sum(subtb_lambda ** (b - a - 1) for a, b in pairs)
         losses.append(sum(squares) / weight if pairs else torch.zeros((), dtype=torch.float64))
     return beta / 2 * torch.stack(losses).mean()
 
@@ -57,7 +57,7 @@ def test_value_by_hand():
         "reward": torch.tensor([[1.0, 3.0]]),
         "finished": torch.tensor([[False, True]]),
     }
-    output = call(subtb, inputs, beta=0.5, lambda_=0.5)
+    output = call(subtb, inputs, beta=0.5, subtb_lambda=0.5)
     assert output.loss.item() == pytest.approx(12.825)
     expected = {
         "kl": 0.5,  # (2 - 1) / 2
@@ -69,20 +69,20 @@ def test_value_by_hand():
     assert {n: v.item() for n, v in output.metrics.items()} == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("lambda_", [0.2, 0.9, 1.0])
-def test_it_is_the_sum_over_sub_trajectories_of_its_definition(lambda_):
+@pytest.mark.parametrize("subtb_lambda", [0.2, 0.9, 1.0])
+def test_it_is_the_sum_over_sub_trajectories_of_its_definition(subtb_lambda):
     inputs = batch(tokens=6)
     assert inputs["finished"].any()
     assert not inputs["finished"].all()
-    loss = call(subtb, inputs, beta=BETA, lambda_=lambda_).loss
-    expected = _by_definition(inputs, BETA, lambda_)
+    loss = call(subtb, inputs, beta=BETA, subtb_lambda=subtb_lambda).loss
+    expected = _by_definition(inputs, BETA, subtb_lambda)
     torch.testing.assert_close(loss, expected)
     learned = (inputs["log_pi"], inputs["log_stop"])
     found = torch.autograd.grad(loss, learned)
     torch.testing.assert_close(found, torch.autograd.grad(expected, learned))
 
 
-def test_at_lambda_1_it_is_the_variance_of_trajectory_balance_over_prefixes():
+def test_at_subtb_lambda1_it_is_the_variance_of_trajectory_balance_over_prefixes():
     # Make a query of the prefixes of one cut response, each stopped: its VarGrad loss, a variance
     # over n, is (n - 1) / (2 n) times the loss here, a mean over the n (n - 1) / 2 pairs.
     inputs = batch(queries=1, samples=1, tokens=4)
@@ -99,7 +99,7 @@ def test_at_lambda_1_it_is_the_variance_of_trajectory_balance_over_prefixes():
     query["mask"] = torch.ones(1, 5, 1, dtype=torch.bool)
     query["reward"] = torch.cat([inputs["prefix_reward"][0, 0], inputs["reward"][0]]).reshape(1, 5)
     tb, _ = value_and_gradients("tb", learning(query))
-    loss = call(subtb, inputs, beta=BETA, lambda_=1.0).loss.detach()
+    loss = call(subtb, inputs, beta=BETA, subtb_lambda=1.0).loss.detach()
     torch.testing.assert_close(tb.loss.detach(), loss * (5 - 1) / 5 / 2)
 
 

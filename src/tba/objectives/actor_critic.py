@@ -29,13 +29,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tba.objectives.base import ObjectiveOutput
+from tba.objectives.metrics import reward_metrics
 from tba.objectives.ratio import (
     at_responses,
     bounded_exp,
     kl_metric,
     log_ratio,
     mean_over_query_tokens,
-    reward_metrics,
     sum_over_tokens,
     token_ratio_metrics,
 )

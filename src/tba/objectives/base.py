@@ -35,7 +35,6 @@ INPUTS: Mapping[str, str] = {
     "[query, sample, token]",
     "log_ref_stop": "the same under the reference; [query, sample, token]",
     "prefix_reward": "reward of the response ended before each token; [query, sample, token]",
-    "finished": "whether the response ended by itself; [query, sample]",
     "step_advantage": "Monte-Carlo advantage of each token's step; [query, sample, token]",
     "log_z_star": "log Z estimated from samples of the reference; [query, sample]",
     "mean_reward": "mean raw reward of the whole batch; []",

@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tba.objectives.base import ObjectiveOutput
+from tba.objectives.metrics import reward_metrics
 from tba.objectives.ratio import (
     bounded_exp,
     clipped_surrogate,
@@ -28,7 +29,6 @@ from tba.objectives.ratio import (
     kl_metric,
     log_ratio,
     mean_over_sequences,
-    reward_metrics,
     scaled_group_advantage,
     sequence_ratio_metrics,
     sum_over_tokens,

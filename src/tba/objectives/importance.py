@@ -30,6 +30,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tba.objectives.base import ObjectiveOutput
+from tba.objectives.metrics import reward_metrics
 from tba.objectives.ratio import (
     at_responses,
     bounded_exp,
@@ -39,7 +40,6 @@ from tba.objectives.ratio import (
     log_ratio,
     mean_over_query_tokens,
     mean_over_sequences,
-    reward_metrics,
     token_ratio_metrics,
     weighted_surrogate,
 )

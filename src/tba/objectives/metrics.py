@@ -3,6 +3,7 @@
 All are means over queries, so the value of a batch is the mean of those of its micro-batches.
 """
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -16,7 +17,7 @@ def reward_metrics(
         reward: Raw rewards.
         kl: log pi - log ref of each response, summed over its tokens.
     """
-    reward = reward.detach()
+    reward = reward.detach().to(torch.promote_types(reward.dtype, torch.float32))
     equal = (reward == reward[:, :1]).all(dim=1)  # such queries teach nothing but the KL term
     metrics = {
         "reward_mean": reward.mean(),

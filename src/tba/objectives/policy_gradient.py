@@ -26,6 +26,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tba.objectives.base import ObjectiveOutput
+from tba.objectives.metrics import reward_metrics
 from tba.objectives.ratio import (
     at_responses,
     bounded_exp,
@@ -34,7 +35,6 @@ from tba.objectives.ratio import (
     is_clipped,
     kl_metric,
     log_ratio,
-    reward_metrics,
     sequence_ratio_metrics,
     weighted_surrogate,
 )

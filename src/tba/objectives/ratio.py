@@ -125,16 +125,6 @@ def sum_over_tokens(
     return torch.where(mask, values, 0.0).sum(dim=-1).mean()
 
 
-def reward_metrics(reward: Float[Tensor, "query sample"]) -> dict[str, Tensor]:
-    """Return what every objective reports of its rewards; each is a mean over queries."""
-    reward = reward.detach().to(torch.promote_types(reward.dtype, torch.float32))
-    return {
-        "reward_mean": reward.mean(),
-        "reward_std": reward.std(dim=1, correction=0).mean(),
-        "equal_reward_share": (reward == reward[:, :1]).all(dim=1).to(reward.dtype).mean(),
-    }
-
-
 def kl_metric(
     log_pi: Float[Tensor, "query sample token"],
     log_ref: Float[Tensor, "query sample token"],

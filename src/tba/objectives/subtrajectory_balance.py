@@ -51,7 +51,7 @@ def subtb(  # noqa: PLR0913 - the method needs these inputs
     finished: Bool[Tensor, "query sample"],
     *,
     beta: float,
-    lambda_: float = 1.0,
+    subtb_lambda: float = 1.0,
 ) -> ObjectiveOutput:
     """Return (beta / 2) times modified SubTB; gradient flows through `log_pi` and `log_stop`.
 
@@ -65,7 +65,7 @@ def subtb(  # noqa: PLR0913 - the method needs these inputs
         reward: Raw rewards; a constant added to them and to the prefix rewards changes nothing.
         finished: Whether the last token is the end token; false where the response was cut.
         beta: Strength of the KL term.
-        lambda_: Weight of a pair of states for each step of its distance.
+        subtb_lambda: Weight of a pair of states for each step of its distance.
     """
     token_kl = log_ratio(log_pi, log_ref, mask)
     kl = token_kl.sum(dim=-1)  # [query, sample]
@@ -79,7 +79,7 @@ def subtb(  # noqa: PLR0913 - the method needs these inputs
     whole = (reward - beta * kl).unsqueeze(-1)
     advantage = torch.where(state == last, whole, pad(stopped, (0, 1)))  # [query, sample, state]
     visited = state <= last
-    loss = _pair_mean(advantage, visited, lambda_).mean() / (2 * beta)
+    loss = _pair_mean(advantage, visited, subtb_lambda).mean() / (2 * beta)
     metrics = {**reward_metrics(reward, kl), "log_z": advantage[..., 0].detach().mean() / beta}
     return ObjectiveOutput(loss=loss, metrics=metrics)
 
@@ -87,12 +87,12 @@ def subtb(  # noqa: PLR0913 - the method needs these inputs
 def _pair_mean(
     values: Float[Tensor, "query sample state"],
     visited: Bool[Tensor, "query sample state"],
-    lambda_: float,
+    subtb_lambda: float,
 ) -> Float[Tensor, "query sample"]:
     """Return the mean of (x_a - x_b)^2 over pairs a < b of visited states, by lambda^(b-a-1)."""
     state = torch.arange(values.shape[-1], device=values.device, dtype=values.dtype)
     distance = (state.unsqueeze(0) - state.unsqueeze(1)).abs()
-    weights = torch.where(distance > 0, lambda_ ** (distance - 1), 0.0)  # [state, state]
+    weights = torch.where(distance > 0, subtb_lambda ** (distance - 1), 0.0)  # [state, state]
     count = visited.to(values.dtype)
     total = torch.where(visited, values, 0.0).detach().sum(dim=-1, keepdim=True)
     mean = total / count.sum(dim=-1, keepdim=True).clamp(min=1)

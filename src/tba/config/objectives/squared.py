@@ -2,7 +2,7 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from tba.config.base import Section
 from tba.config.objectives.beta import BetaConfig, ConstantBeta
@@ -93,6 +93,8 @@ class AStarPOConfig(Section):
     """Objective kind."""
     beta: ConstantBeta = ConstantBeta()
     """Strength of the KL term; constant, because the estimate of log Z is made with it."""
+    reference_samples: PositiveInt = 8
+    """Responses of the reference from which log Z of a query is estimated, whenever it is asked."""
 
 
 class FTrajectoryBalanceConfig(Section):
@@ -125,5 +127,5 @@ class SubTrajectoryBalanceConfig(Section):
     """Objective kind."""
     beta: BetaConfig = ConstantBeta()
     """Strength of the KL term over the run."""
-    lambda_: float = Field(default=1.0, gt=0, le=1)
+    subtb_lambda: float = Field(default=1.0, gt=0, le=1)
     """Weight of a pair of prefixes for each token between them."""
