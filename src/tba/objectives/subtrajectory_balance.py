@@ -70,16 +70,14 @@ def subtb(  # noqa: PLR0913 - the method needs these inputs
     token_kl = log_ratio(log_pi, log_ref, mask)
     kl = token_kl.sum(dim=-1)  # [query, sample]
     reward = reward.detach().to(kl.dtype)
-    before = token_kl.cumsum(dim=-1) - token_kl  # of the tokens before each
-    stopped = unpadded(prefix_reward.detach(), mask) - beta * (
-        before + log_ratio(log_stop, log_ref_stop, mask)
-    )
+    # Log-ratio of the response ended before each token: the tokens before it, and the stop.
+    ended = token_kl.cumsum(dim=-1) - token_kl + log_ratio(log_stop, log_ref_stop, mask)
+    stopped = unpadded(prefix_reward.detach(), mask) - beta * ended
     state = torch.arange(mask.shape[-1] + 1, device=mask.device)  # s_0 .. s_T
     last = (mask.sum(dim=-1) - finished.long()).unsqueeze(-1)  # [query, sample, 1]
-    whole = (reward - beta * kl).unsqueeze(-1)
-    advantage = torch.where(state == last, whole, pad(stopped, (0, 1)))  # [query, sample, state]
-    visited = state <= last
-    loss = _pair_mean(advantage, visited, subtb_lambda).mean() / (2 * beta)
+    # [query, sample, state]; the last state takes the whole response
+    advantage = torch.where(state == last, (reward - beta * kl).unsqueeze(-1), pad(stopped, (0, 1)))
+    loss = _pair_mean(advantage, state <= last, subtb_lambda).mean() / (2 * beta)
     metrics = {**reward_metrics(reward, kl), "log_z": advantage[..., 0].detach().mean() / beta}
     return ObjectiveOutput(loss=loss, metrics=metrics)
 
