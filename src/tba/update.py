@@ -108,7 +108,7 @@ class PolicyUpdate:
     ) -> dict[str, float]:
         """Leave the clipped gradient of the batch's loss; return its metrics."""
         micros = list(micro_batches(batch, self._config.micro_batch_tokens))
-        facts = StepFacts(float(batch.reward[batch.index].mean()), progress, {})
+        facts = StepFacts(float(batch.reward[batch.index].mean(dtype=np.float64)), progress, {})
         prepared = self._inputs.prepare(batch, micros, facts, settings)
         sums: dict[str, Tensor] = {}
         for queries in micros:

@@ -4,8 +4,6 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from tba.config.objectives.preference import DpoConfig, IpoConfig, OnlineDpoConfig
-from tba.objectives.base import declared
 from tba.objectives.preference import dpo, ipo, online_dpo
 
 BETA = 0.3
@@ -78,13 +76,6 @@ def test_value_by_hand(kind, loss, accuracy):
         "pair_accuracy": accuracy,  # one of h > 0, of one or two pairs
     }
     assert {name: value.item() for name, value in output.metrics.items()} == pytest.approx(expected)
-
-
-@every_kind
-def test_settings_are_the_fields_of_the_section(kind):
-    section = {"online_dpo": OnlineDpoConfig, "dpo": DpoConfig, "ipo": IpoConfig}[kind]
-    assert section().kind == kind
-    assert set(section.model_fields) - {"kind"} == set(declared(FAMILY[kind])[1])
 
 
 @every_kind

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ratio_objectives import batch, grad
+from tba.objectives.metrics import reward_metrics
 from tba.objectives.ratio import (
     MAX_LOG_RATIO,
     bounded_exp,

@@ -31,6 +31,7 @@ def test_settings_are_the_fields_of_the_section_and_inputs_exist(kind):
         settings |= set(declared(objective.prepare)[1])
     fields = set(section_of(kind).model_fields) - {"kind"}
     assert fields == settings | OF_SEARCHERS.get(kind, set())
+    assert all(field.description for field in section_of(kind).model_fields.values())
     assert "log_pi" in objective.inputs()
     assert set(objective.inputs()) <= set(INPUTS)
 
