@@ -126,7 +126,7 @@ class Inputs:
             case "progress":
                 return facts.progress
             case "max_tokens":
-                return float(self._max_tokens)
+                return self._max_tokens
             case "log_z":
                 return self.heads.log_z(outputs.prompt_means())
         index = torch.from_numpy(micro.index).to(like.device)

@@ -10,7 +10,12 @@ from pydantic import Field, model_validator
 
 from tba.config.base import Section
 from tba.config.model import BuildConfig, ModelConfig, WarmStartConfig
-from tba.config.objectives import ObjectiveConfig, TrajectoryBalanceConfig
+from tba.config.objectives import (
+    AStarPOConfig,
+    ObjectiveConfig,
+    SubTrajectoryBalanceConfig,
+    TrajectoryBalanceConfig,
+)
 from tba.config.running import (
     CheckpointConfig,
     EvaluationConfig,
@@ -127,6 +132,18 @@ class Config(Section):
                 f"need (task.max_prompt_length + K * search.max_completion_length = {longest}): "
                 "raise it to "
                 f"{longest} or shorten prompts or completions"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _reference_stays_where_searchers_use_it(self) -> Self:
+        if self.sync.reference_reset_every and isinstance(
+            self.objective, SubTrajectoryBalanceConfig | AStarPOConfig
+        ):
+            raise ValueError(
+                f"objective.kind is {self.objective.kind} and sync.reference_reset_every "
+                f"{self.sync.reference_reset_every}, but what searchers compute for this objective "
+                "belongs to the reference they had: leave sync.reference_reset_every out"
             )
         return self
 

@@ -1,0 +1,50 @@
+"""Rules that tie settings together: what is refused, with what to set instead."""
+
+import pytest
+
+from tba.config.load import load_config
+from tba.errors import ConfigError
+
+
+def refused(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(["arithmetic"], overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["--model.build.characters=0123456789"], ["'0123456789'", "the task also writes", "add"]),
+        (["--model.build.num_attention_heads=5"], ["multiple of twice the number of heads"]),
+        (["--seed=-1"], ["seed is -1", ">= 0"]),
+        (["--seed=9223372036854775808"], ["seed is 9223372036854775808"]),
+        (["--model.build=none"], ["no policy is named", "set model.model_name_or_path"]),
+        (["--model.model_name_or_path=m"], ["both set", "remove one"]),
+        (["--trainer.samples_per_query=99"], ["(K) is 99", "set S to 99 or more"]),
+        (["--buffer.capacity_per_query=3"], ["keep at least K samples"]),
+        (["--trainer.micro_batch_tokens=8"], ["less than one query can need", "raise it to"]),
+        (["--buffer.max_staleness=1", "--sync.mode=barrier", "--sync.sync_every=2"],
+         ["fresh samples are up to 3 versions old", "set it to 3 or more"]),
+        (["--objective.kind=subtb", "--sync.reference_reset_every=5"],
+         ["kind is subtb", "leave sync.reference_reset_every out"]),
+        (["--objective.kind=a_star_po", "--sync.reference_reset_every=5"], ["kind is a_star_po"]),
+        (["--objective.kind=f_tb", "--objective.scale=-1"], ["scale is -1", "above 0"]),
+        (["--objective.kind=grppo"], ["grppo", "did you mean grpo?"]),
+        (["--objective.kind=custom"], ["objective.function is missing"]),
+        (["--objective.kind=grpo", "--objective.keep_share=0.5"],
+         ["keep_share is a setting only with objective.kind = raft"]),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_in_a_sentence_that_says_what_to_set(overrides, words):
+    sentence = refused(*overrides)
+    assert "\n" not in sentence
+    for word in words:
+        assert word in sentence
+
+
+def test_reference_resets_are_allowed_where_nothing_depends_on_the_first_reference():
+    config = load_config(
+        ["arithmetic"], ["--objective.kind=tb_prime", "--sync.reference_reset_every=50"]
+    )
+    assert config.sync.reference_reset_every == 50
