@@ -6,7 +6,7 @@ The optimum of the KL-regularised objective is pi*(y|x) = ref(y|x) exp(r(y;x) / 
 equation (2) of `docs/algorithm.md`. Here a language is so small that pi* can be written down: four
 words and an end, at most five tokens (cut there without an end), 1365 responses. A world is 8
 queries, each with a reference (logits N(0, 1) after each of 341 prefixes) and a reward for each
-response (N(0, 1)); beta is 1/2. Each seed has its own world. The policy is a table of logits, so it
+response (N(0, 1)); beta is 1. Each seed has its own world. The policy is a table of logits, so it
 can represent pi* exactly, and starts at the reference; what else an objective learns (log Z of each
 query, the value of each prefix) is a table of zeros.
 
@@ -25,7 +25,7 @@ that sampled, advantages of each token under it, log Z, rewards of responses tha
 anchor (`log_old`) is a copy of the policy, renewed every 8 steps.
 
 All objectives take Adam steps of one size, which falls linearly to zero. Their settings are the
-defaults of their sections, except that a schedule of beta is constant at 1/2, so that they aim at
+defaults of their sections, except that a schedule of beta is constant at 1, so that they aim at
 the same posterior. A coefficient that is a plain number keeps its default: those objectives aim
 elsewhere, and the distance says how far.
 
@@ -58,14 +58,14 @@ from benchmarks.sources import (
     by_source,
     make_world,
 )
-from benchmarks.tree import at_states, at_tokens
+from benchmarks.tree import at_states, at_tokens, log_probs_of
 from tba.config.objectives import ConstantBeta, LinearBeta, LinearThenCutBeta, section_of
 from tba.objectives import OBJECTIVES
 from tba.objectives.base import Objective, declared
 
 ANCHOR_EVERY = 8
-STEPS = 3000
-PEAK_RATE = 0.1
+STEPS = 4000
+PEAK_RATE = 0.04
 BETAS = (0.9, 0.99)
 EPSILON = 1e-12  # gradients of rare prefixes are small, and shall count in full
 Cell = dict[str, float | None]  # "mean" and "standard_error"
@@ -98,14 +98,14 @@ class Learner:
         world = self._world
         state, token, mask = self._paths.of(draws.response)
         reward = world.reward.gather(1, draws.response)
-        log_probs = at_states(self.logits, state).log_softmax(dim=-1)
+        log_probs = log_probs_of(at_states(self.logits, state))
         found: Mapping[str, Callable[[], object]] = {
             "log_pi": lambda: at_tokens(log_probs, token),
             "mask": lambda: mask,
             "reward": lambda: reward,
             "log_ref": lambda: at_tokens(at_states(world.log_ref, state), token),
             "log_mu": lambda: draws.log_mu,
-            "log_old": lambda: at_tokens(at_states(self._anchor, state).log_softmax(dim=-1), token),
+            "log_old": lambda: at_tokens(log_probs_of(at_states(self._anchor, state)), token),
             "value": lambda: at_states(self._value, state).squeeze(-1),
             "log_z": lambda: self._log_z,
             "log_stop": lambda: log_probs[..., TREE.words],
@@ -301,7 +301,7 @@ def main() -> None:
     for kind in given.objectives.split(","):
         started = time.process_time()
         logits = train(kind, world, given.seeds, given.steps)
-        log_pi = TREE.response_log_probs(logits.double().log_softmax(dim=-1))
+        log_pi = TREE.response_log_probs(log_probs_of(logits.double()))
         results[kind] = summary(measure(log_pi, world, given.seeds))
         print(f"{kind}: {time.process_time() - started:.0f} s of processor", file=sys.stderr)
         if given.out is not None:
