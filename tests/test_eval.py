@@ -102,7 +102,9 @@ def test_a_model_is_its_own_reference_unless_another_is_given():
 def test_a_run_is_its_newest_checkpoint_compared_with_its_initial_model(tmp_path, monkeypatch):
     with RunFolder.create(tmp_path, config()) as folder:
         folder.model.mkdir()
-    assert find_models(str(tmp_path), None) == Pair(str(folder.model), str(folder.model))
+    assert find_models(str(tmp_path), None) == Pair(
+        str(folder.model), str(folder.model), untrained=True
+    )
     newest = SimpleNamespace(policy=Path("step-7/policy"))
     monkeypatch.setattr(evaluation, "load_newest", lambda checkpoints: newest)
     assert find_models(str(tmp_path), None) == Pair("step-7/policy", str(folder.model))
@@ -112,7 +114,7 @@ def test_a_run_is_its_newest_checkpoint_compared_with_its_initial_model(tmp_path
 def test_a_run_on_a_loaded_model_has_that_as_its_reference(tmp_path):
     with RunFolder.create(tmp_path, config("--model.build=none", "--model.model_name_or_path=m")):
         pass
-    assert find_models(str(tmp_path), None) == Pair("m", "m")
+    assert find_models(str(tmp_path), None) == Pair("m", "m", untrained=True)
 
 
 def test_command_measures_a_model_on_a_recipe(models):
@@ -132,3 +134,4 @@ def test_command_measures_a_run_on_its_own_task(models, tmp_path):
     result = CliRunner().invoke(app, ["eval", str(tmp_path), "--evaluation.queries=3"])
     assert result.exit_code == 0, result.output
     assert "3 held-out queries" in " ".join(result.stdout.split())
+    assert f"{tmp_path} has no checkpoint yet, so its initial model is measured" in result.stderr

@@ -88,6 +88,22 @@ def test_nothing_scored_is_an_error_that_says_why():
         run(engine_that(lambda q: FAILING))
 
 
+def test_asking_is_given_up_once_the_first_responses_all_fail():
+    engine = engine_that(lambda q: FAILING)
+    with pytest.raises(AllExcludedError, match="none of the first 32 responses could be scored"):
+        answers(
+            engine,
+            sampling=Sampling(samples_per_query=8, temperature=0.7, max_completion_length=3),
+            scorer=ExactScorer(),
+            queries=QUERIES,
+            tokenizer=Tokens(),
+            pass_threshold=1.0,
+            queries_per_batch=2,
+            seed=0,
+        )
+    assert [call.query_ids for call in engine.calls] == [(0, 1), (2, 3)]
+
+
 def test_each_query_is_asked_once_sampled_and_once_greedily():
     engine = engine_that(lambda q: RIGHT)
     assert run(engine, queries=6, queries_per_batch=4).queries == 6

@@ -67,3 +67,8 @@ def test_warmup_stable_decay_of_gsm8k_is_50_450_500():
 @pytest.mark.parametrize("steps", [1, 2, 30, 60])
 def test_no_step_of_any_run_is_without_a_learning_rate(config, steps):
     assert all(0 < rate <= 1 for rate in _rates(config, steps, range(steps)))
+
+
+def test_a_decay_longer_than_what_warmup_leaves_is_cut_and_the_peak_is_reached():
+    config = WarmupStableDecayRate(warmup_steps=2, decay_steps=100)
+    assert _rates(config, 6, range(6)) == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]

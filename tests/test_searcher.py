@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tba.annotations import Annotations, SearchTools
 from tba.config.load import load_config
 from tba.engines.base import Sampling
 from tba.engines.fake import FakeEngine
@@ -15,7 +16,7 @@ from tba.errors import WaitTimeoutError
 from tba.pace import Lane
 from tba.records import FinishReason, Outcome, Query, Score
 from tba.runtimes.lanes import SearchPlan
-from tba.searcher import Searcher, Seat, Stage, Stores, Tickets, stream_seed
+from tba.searcher import Judge, Searcher, Seat, Stage, Stores, Tickets, stream_seed
 from tba.sync import WeightStore
 
 EOS = 2
@@ -92,13 +93,18 @@ class Bench:
         self.queries = make_queries(queries)
         self.tickets = Tickets(self.queries, per_batch, seed)
         self.stages = []
-        self.searcher = Searcher(
+        tools = SearchTools(
             self.engine,
-            self.reference,
-            scorer=FakeScorer(),
-            tokenizer=FakeTokenizer(),
-            tickets=self.tickets,
+            reference_engine=FakeEngine(script, eos_token_id=EOS),
+            reference=self.reference,
+            judge=Judge(FakeScorer(), FakeTokenizer()),
             sampling=SAMPLING,
+            eos_ids=(EOS,),
+        )
+        self.searcher = Searcher(
+            tools,
+            Annotations({}, tools),
+            tickets=self.tickets,
             stores=Stores(self.store, self.reference_store),
             seat=Seat(lane, self.stages.append),
         )

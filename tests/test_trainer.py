@@ -8,7 +8,7 @@ import tba
 from tba.engines.base import Sampling
 from tba.engines.torch_engine import TorchEngine
 from tba.errors import DivergedError
-from tba.objectives import OBJECTIVES
+from tba.objectives import OBJECTIVES, Objective
 from tba.objectives.base import ObjectiveOutput
 from tba.policy.loading import load_policy
 from tba.run.summary import Ending, Summary
@@ -210,7 +210,7 @@ def test_where_reuse_is_bounded_rounds_of_their_own_bring_new_samples(tmp_path, 
 
 def poison(monkeypatch, bad):
     """Turn the gradient into NaN in the steps (counted from 0) that `bad` names."""
-    real, at = OBJECTIVES["tb"], [-1]
+    real, at = OBJECTIVES["tb"].loss, [-1]
     update = PolicyUpdate.step
 
     def step(self, batch, number):
@@ -222,7 +222,7 @@ def poison(monkeypatch, bad):
         factor = float("nan") if bad(at[0]) else 1.0
         return ObjectiveOutput(loss=output.loss * factor, metrics=output.metrics)
 
-    monkeypatch.setitem(OBJECTIVES, "tb", objective)
+    monkeypatch.setitem(OBJECTIVES, "tb", Objective(objective))
     monkeypatch.setattr(PolicyUpdate, "step", step)
 
 

@@ -24,7 +24,7 @@ from tba.recency import Recency, Recent
 from tba.records import FinishReason, Float32, Int32, Int64, Outcome
 from tba.run.rollouts import flatten
 
-_TOKEN = np.dtype([("token", "i4"), ("log_mu", "f4"), ("log_ref", "f4")])
+_TOKEN = [("token", "i4"), ("log_mu", "f4"), ("log_ref", "f4")]  # and the extras
 _SLOT = np.dtype(
     [
         ("key", "u8"),  # hash of query and tokens
@@ -54,7 +54,7 @@ _QUERY = np.dtype(
     align=True,
 )
 _LOGGED = ["query_id", "prompt_ids", "tokens", "log_mu", "log_ref", "reward", "finish_reason"]
-_LOGGED += ["policy_version", "reference_version"]
+_LOGGED += ["policy_version", "reference_version", "extras"]
 _COMPACT_FROM = 4_096  # dead tokens; below, moving the living ones is not worth it
 
 
@@ -77,15 +77,17 @@ class ReplayBuffer:
     until the next `add`. One thread at a time.
     """
 
-    def __init__(self, capacity_per_query: int) -> None:
+    def __init__(self, capacity_per_query: int, extras: Sequence[str] = ()) -> None:
         self.capacity_per_query = capacity_per_query
+        self.extras = tuple(extras)
+        """Names of what searchers computed for the objective besides, a number a token each."""
         self.kept = 0
         """Trajectories that were new when added."""
         self.duplicate = 0
         """Trajectories merged with an equal one."""
         self.excluded = 0
         """Trajectories without a usable reward."""
-        self._tokens = Growing(_TOKEN)
+        self._tokens = Growing(np.dtype([*_TOKEN, *((name, "f4") for name in extras)]))
         self._dead_tokens = 0
         self._prompts = Growing(np.int32)
         self._slots = Growing(_SLOT)
@@ -160,7 +162,7 @@ class ReplayBuffer:
         return self._prompts.data[start : start + length].copy()
 
     def tokens(self, column: str, slots: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-        """Return copies of `token`, `log_mu` or `log_ref`, one per slot, each of shape [token]."""
+        """Return copies of a column of the token arena, one per slot, each of shape [token]."""
         values = self._tokens.data[column]
         starts, lengths = self.field("start", slots).tolist(), self.field("length", slots).tolist()
         return tuple(values[s : s + n].copy() for s, n in zip(starts, lengths, strict=True))
@@ -293,6 +295,8 @@ class ReplayBuffer:
         arena["token"] = tokens
         arena["log_mu"] = flatten(scored["log_mu"])[0]
         arena["log_ref"] = flatten(scored["log_ref"])[0]
+        for name in self.extras:
+            arena[name] = flatten(pc.map_lookup(scored["extras"], name, "first"))[0]
         reused = min(len(self._free), len(rows))
         slots = np.arange(self._slots.size - reused, self._slots.size - reused + len(rows))
         if reused:

@@ -184,7 +184,11 @@ def evaluate(
     api.let_idle_threads_sleep()
     from tba.eval import evaluate_models, find_models
 
-    report = evaluate_models(config, find_models(sources[0], reference), samples=samples, ks=ks)
+    models = find_models(sources[0], reference)
+    if models.untrained:
+        note = f"tba: {sources[0]} has no checkpoint yet, so its initial model is measured"
+        print(note, file=sys.stderr)
+    report = evaluate_models(config, models, samples=samples, ks=ks)
     table = Table(title=f"{report.policy}: {report.queries} held-out queries", show_header=False)
     for name, value in report.lines():
         table.add_row(name, value)

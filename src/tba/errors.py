@@ -5,7 +5,7 @@
     │   ├── ConfigError         a setting, or two settings together
     │   ├── DataError           a data file, a row, a prompt
     │   ├── ModelError          a model folder, a tokenizer
-    │   ├── RewardError         a reward function broke its contract
+    │   ├── UserCodeError       code of the user's own cannot be loaded or broke its contract
     │   └── RunFolderError      a run folder that cannot be used as asked
     ├── WaitTimeoutError        a bounded wait ran out; names who was waited for
     ├── SearcherFailedError     searchers died more often than they may
@@ -38,8 +38,8 @@ class ModelError(UserError):
     """A model folder or its tokenizer cannot be used."""
 
 
-class RewardError(UserError):
-    """A reward function cannot be loaded or broke its contract."""
+class UserCodeError(UserError):
+    """Code of the user's own, a reward or an objective, cannot be loaded or broke its contract."""
 
 
 class RunFolderError(UserError):

@@ -76,6 +76,8 @@ class Pair(NamedTuple):
 
     policy: str
     reference: str
+    untrained: bool = False
+    """Whether the policy is a run's initial model, because the run has no checkpoint yet."""
 
 
 def find_models(source: str, reference: str | None) -> Pair:
@@ -90,7 +92,8 @@ def find_models(source: str, reference: str | None) -> Pair:
     made_here = folder.model.is_dir()
     initial = str(folder.model if made_here else folder.config().model.model_name_or_path)
     newest = load_newest(folder.checkpoints)
-    return Pair(str(newest.policy) if newest else initial, reference or initial)
+    policy = str(newest.policy) if newest else initial
+    return Pair(policy, reference or initial, untrained=newest is None)
 
 
 def evaluate_models(

@@ -112,6 +112,8 @@ class Trajectory:
     """Lane of the searcher that found it."""
     temperature: float
     """Sampling temperature."""
+    extras: Mapping[str, Float32] = field(default_factory=dict)
+    """What the objective needs besides, by its name (`tba.annotations`); each of shape [token]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,9 @@ class Batch:
     """Shape [query, sample]."""
     on_policy: Bool
     """Whether each query was drawn from the most recent sync (the m branch); shape [query]."""
+    extras: Mapping[str, tuple[Float32, ...]] = field(default_factory=dict)
+    """What searchers computed for the objective besides, by its name; one per row, each of shape
+    [token]."""
 
     def select(self, queries: Sequence[int]) -> "Batch":
         """Return the batch of the given queries alone, in that order (a micro-batch)."""
@@ -166,6 +171,7 @@ class Batch:
             query_of_row=np.repeat(np.arange(len(queries)), [len(r) for r in rows_of]),
             index=new_row[self.index[list(queries)]],
             on_policy=self.on_policy[list(queries)],
+            extras={name: tuple(values[r] for r in rows) for name, values in self.extras.items()},
         )
 
 

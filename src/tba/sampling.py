@@ -213,4 +213,5 @@ def _assemble(
         query_of_row=np.repeat(np.arange(len(rows)), [len(r) for r in rows]),
         index=index,
         on_policy=on_policy,
+        extras={name: buffer.tokens(name, row_slots) for name in buffer.extras},
     )

@@ -1,13 +1,25 @@
-"""Beta and the learning rate over the run, as pure functions of the step.
+"""Settings of the objective and the learning rate over the run, as pure functions of the step.
 
 Steps count from 0 to `steps` - 1. A decay is laid out so that it would be complete at `steps`, one
 after the last step: no step is spent at a learning rate of zero. Nor does warm-up start at zero.
 """
 
 import math
+from typing import Any
 
-from tba.config.objectives import BetaConfig, ConstantBeta, LinearBeta
+from tba.config.base import Section
+from tba.config.objectives import BetaConfig, ConstantBeta, LinearBeta, LinearThenCutBeta
 from tba.config.training import ConstantRate, CosineRate, LinearRate, RateConfig
+
+
+def settings_at(section: Section, step: int, steps: int) -> dict[str, Any]:
+    """Return the settings of an objective at one step of the run, its kind left out."""
+    schedules = (ConstantBeta, LinearBeta, LinearThenCutBeta)
+    values = {name: getattr(section, name) for name in type(section).model_fields if name != "kind"}
+    return {
+        name: beta_at(value, step, steps) if isinstance(value, schedules) else value
+        for name, value in values.items()
+    }
 
 
 def beta_at(config: BetaConfig, step: int, steps: int) -> float:
@@ -32,4 +44,5 @@ def learning_rate_at(config: RateConfig, step: int, steps: int) -> float:
     if isinstance(config, CosineRate):
         fall = (1 + math.cos(math.pi * (1 - left))) / 2
         return config.final_share + (1 - config.final_share) * fall
-    return min(1.0, (steps - step) / max(1, config.decay_steps))
+    decay_steps = min(config.decay_steps, steps - config.warmup_steps)
+    return min(1.0, (steps - step) / max(1, decay_steps))

@@ -4,7 +4,7 @@
       S1. if newer weights are there, take them
       S2. take the next queries
       S3. y_1..y_S ~ pi_theta'(.|x)
-      S4. score: r_j = reward(y_j; x); log pi_ref(y_j|x)
+      S4. score: r_j = reward(y_j; x); log pi_ref(y_j|x); what the objective needs besides
       S5. add (x, y_j, r_j, log pi_ref, policy version) to D_local
 
 `Searcher.search` is one round of S1 to S5. When D_local goes to D_global is the turn-taking of
@@ -24,8 +24,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from tba.engines.base import Engine, Sampling
-from tba.policy.reference import Reference
+from tba.annotations import Annotations, Found, SearchTools
 from tba.records import Float32, Int32, Query, Response, Score, Trajectory
 from tba.sync import NOTHING_PUBLISHED, WeightStore
 
@@ -46,6 +45,25 @@ class SupportsDecode(Protocol):
     def batch_decode(self, sequences: Sequence[Int32], *, skip_special_tokens: bool) -> list[str]:
         """Turn tokens into texts."""
         ...
+
+
+class Judge:
+    """Decodes responses and scores the texts."""
+
+    def __init__(self, scorer: SupportsScore, tokenizer: SupportsDecode) -> None:
+        self._scorer = scorer
+        self._tokenizer = tokenizer
+
+    def texts(self, tokens: Sequence[Int32]) -> list[str]:
+        """Decode responses, special tokens left out."""
+        return self._tokenizer.batch_decode(tokens, skip_special_tokens=True)
+
+    def score(
+        self, queries: Sequence[Query], tokens: Sequence[Int32]
+    ) -> tuple[list[str], list[Score]]:
+        """Decode and score aligned responses."""
+        texts = self.texts(tokens)
+        return texts, self._scorer.score(queries, texts, tokens)
 
 
 def stream_seed(seed: int, purpose: str, number: int) -> int:
@@ -72,6 +90,10 @@ class Tickets:
     def generator(self, ticket: int) -> torch.Generator:
         """Return the random stream that samples a ticket's responses."""
         return torch.Generator().manual_seed(stream_seed(self._seed, "search", ticket))
+
+    def second_generator(self, ticket: int) -> torch.Generator:
+        """Return the random stream for what is sampled besides a ticket's responses."""
+        return torch.Generator().manual_seed(stream_seed(self._seed, "annotate", ticket))
 
     def _id_at(self, position: int) -> int:
         epoch, offset = divmod(position, len(self._queries))
@@ -118,22 +140,19 @@ class Searcher:
 
     def __init__(
         self,
-        engine: Engine,
-        reference: Reference,
+        tools: SearchTools,
+        annotations: Annotations,
         *,
-        scorer: SupportsScore,
-        tokenizer: SupportsDecode,
         tickets: Tickets,
-        sampling: Sampling,
         stores: Stores,
         seat: Seat,
     ) -> None:
-        self._engine = engine
-        self._reference = reference
-        self._scorer = scorer
-        self._tokenizer = tokenizer
+        self._engine = tools.engine
+        self._reference = tools.reference
+        self._judge = tools.judge
+        self._sampling = tools.sampling
+        self._annotations = annotations
         self._tickets = tickets
-        self._sampling = sampling
         self._stores = stores
         self._seat = seat
         self._policy_version = NOTHING_PUBLISHED
@@ -167,9 +186,10 @@ class Searcher:
     ) -> list[Trajectory]:
         flat = [(query, r) for query, group in zip(queries, responses, strict=True) for r in group]
         tokens = [response.tokens for _, response in flat]
-        texts = self._tokenizer.batch_decode(tokens, skip_special_tokens=True)
         self._seat.announce(Stage.SCORING)
-        scores = self._scorer.score([query for query, _ in flat], texts, tokens)
+        texts, scores = self._judge.score([query for query, _ in flat], tokens)
+        found = [Found(*pair, score) for pair, score in zip(flat, scores, strict=True)]
+        scores, extras = self._annotations.of(found, self._tickets.second_generator(ticket))
         self._seat.announce(Stage.REFERENCE)
         log_ref = self._log_ref(queries, responses)
         return [
@@ -187,6 +207,7 @@ class Searcher:
                 ticket=ticket,
                 searcher=self._seat.lane,
                 temperature=self._sampling.temperature,
+                extras=extras[row],
             )
             for row, (query, response) in enumerate(flat)
         ]

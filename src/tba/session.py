@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from tba.annotations import annotation_names
 from tba.buffer import ReplayBuffer
 from tba.config import Config, InlineRuntimeConfig
 from tba.engines.base import Sampling
@@ -112,9 +113,10 @@ class Session:
         self._buffer, next_ticket = self._rebuild_buffer(checkpoint, version)
         totals = checkpoint.state.totals if checkpoint else Totals()
         self._ledger = Ledger(totals, self._buffer, started=self._started)
-        self._update = PolicyUpdate(self._policy.model, config)
+        self._update = PolicyUpdate(self._policy.model, config, self._policy.eos_ids)
         if checkpoint is not None:
-            checkpoint.restore_optimizer(self._policy.model, self._update.optimizer)
+            checkpoint.restore_optimizer(self._update.optimizer)
+            checkpoint.restore_beside_the_policy(self._update.beside_the_policy())
         self._assemble(model_folder, checkpoint, version, next_ticket)
 
     def _assemble(
@@ -231,9 +233,9 @@ class Session:
         save_checkpoint(
             self._folder.checkpoints,
             state,
-            model=self._policy.model,
-            tokenizer=self._policy.tokenizer,
+            policy=self._policy,
             optimizer=self._update.optimizer,
+            beside_the_policy=self._update.beside_the_policy(),
             buffer=self._buffer.state(),
             reference=resets.reference.weights() if resets and resets.version else None,
             keep=self._config.checkpoint.keep,
@@ -286,7 +288,9 @@ class Session:
         Samples of versions later than the checkpoint count as its own: the policy that found them
         was lost. That stays so in later sittings, to whose versions those numbers mean nothing.
         """
-        buffer = ReplayBuffer(self._config.buffer.capacity_per_query)
+        buffer = ReplayBuffer(
+            self._config.buffer.capacity_per_query, annotation_names(self._config.objective)
+        )
         earlier = checkpoint.state.resumptions if checkpoint else ()
         next_ticket = rows = 0
         for batch in self._rollouts.read():

@@ -1,4 +1,4 @@
-"""One optimiser step on a batch: log-probabilities, objective, micro-batches, clipping, AdamW.
+"""One optimiser step on a batch: objective, micro-batches, clipping, AdamW.
 
 The loss of a batch is a mean over its queries, so a micro-batch of whole queries contributes its
 own mean times its share of the queries, and the summed gradient is the one-batch gradient. A
@@ -6,19 +6,21 @@ sample drawn more than once for a query goes through the model once.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from tba.config import Config
-from tba.objectives import OBJECTIVES
-from tba.policy.log_probs import response_log_probs
+from tba.inputs import Inputs, StepFacts, slices
+from tba.objectives import load_objective
+from tba.objectives.base import declared
 from tba.records import Batch
-from tba.schedules import beta_at, learning_rate_at
+from tba.schedules import learning_rate_at, settings_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,10 @@ class UpdateResult:
     """Whether loss or gradient were not finite, so that nothing was changed."""
 
 
-def micro_batches(batch: Batch, token_budget: int) -> Iterator[Batch]:
+def micro_batches(batch: Batch, token_budget: int) -> Iterator[list[int]]:
     """Cut a batch into micro-batches of whole queries, at most `token_budget` padded tokens each.
+
+    Yields positions of queries; `Batch.select` makes the micro-batch.
 
     Queries with responses of similar length go together, so that little of it is padding. A single
     query larger than the budget is a micro-batch of its own.
@@ -46,93 +50,107 @@ def micro_batches(batch: Batch, token_budget: int) -> Iterator[Batch]:
         wider = [*chosen, int(query)]
         padded = len(wider) * prompt[wider].max() + rows[wider].sum() * longest[wider].max()
         if chosen and padded > token_budget:
-            yield batch.select(chosen)
+            yield chosen
             wider = [int(query)]
         chosen = wider
-    yield batch.select(chosen)
+    yield chosen
 
 
 class PolicyUpdate:
-    """The policy with its optimiser and schedules."""
+    """The policy with its heads, optimiser and schedules."""
 
-    def __init__(self, model: nn.Module, config: Config) -> None:
+    def __init__(self, model: PreTrainedModel, config: Config, eos_ids: Sequence[int] = ()) -> None:
         self.model = model
         self._config = config.trainer
-        self._beta = config.objective.beta
-        self._objective = OBJECTIVES[config.objective.kind]
-        self._temperature = config.search.temperature
-        self._autocast = torch.bfloat16 if self._config.precision == "bfloat16" else None
+        self._section = config.objective
+        self._objective = load_objective(config.objective)
+        self._inputs = Inputs(model, self._objective, config, eos_ids)
+        heads = self._inputs.heads.named_parameters(prefix="heads")
+        groups = [
+            {"params": list(model.named_parameters()), "lr": self._config.learning_rate},
+            {"params": list(heads), "lr": self._config.head_learning_rate},
+        ]
         self.optimizer = torch.optim.AdamW(
-            model.parameters(),
-            lr=self._config.learning_rate,
+            [group for group in groups if group["params"]],
             betas=(self._config.adam_beta1, self._config.adam_beta2),
             eps=self._config.adam_epsilon,
             weight_decay=self._config.weight_decay,
             fused=True,  # one pass over weights and moments
         )
+        self._peaks = [group["lr"] for group in self.optimizer.param_groups]
+
+    def beside_the_policy(self) -> dict[str, Mapping[str, Tensor]]:
+        """Return the live weights of heads and anchor, where there are any; for checkpoints."""
+        heads, anchor = dict(self._inputs.heads.named_parameters()), self._inputs.anchor
+        parts = {"heads": heads, "anchor": anchor.weights() if anchor else {}}
+        return {name: weights for name, weights in parts.items() if weights}
 
     def step(self, batch: Batch, number: int) -> UpdateResult:
         """Take optimiser step `number` (from 0), unless loss or gradient is not finite."""
-        beta = beta_at(self._beta, number, self._config.steps)
-        rate = self._config.learning_rate * learning_rate_at(
-            self._config.learning_rate_schedule, number, self._config.steps
-        )
+        settings = settings_at(self._section, number, self._config.steps)
+        if self._inputs.anchor is not None:
+            self._inputs.anchor.follow(self.model, number)
         self.optimizer.zero_grad(set_to_none=True)
+        metrics = self._accumulate(batch, number / self._config.steps, settings)
+        skipped = not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"]))
+        rate = learning_rate_at(self._config.learning_rate_schedule, number, self._config.steps)
+        if not skipped:
+            for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
+                group["lr"] = peak * rate
+            self.optimizer.step()
+        metrics["learning_rate"] = self._config.learning_rate * rate
+        if "beta" in settings:
+            metrics["beta"] = settings["beta"]
+        return UpdateResult(metrics, skipped)
+
+    def _accumulate(
+        self, batch: Batch, progress: float, settings: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Leave the clipped gradient of the batch's loss; return its metrics."""
+        micros = list(micro_batches(batch, self._config.micro_batch_tokens))
+        facts = StepFacts(float(batch.reward[batch.index].mean()), progress, {})
+        prepared = self._inputs.prepare(batch, micros, facts, settings)
         sums: dict[str, Tensor] = {}
-        for micro in micro_batches(batch, self._config.micro_batch_tokens):
-            share = len(micro.prompts) / len(batch.prompts)
-            for name, value in self._backward(micro, beta, share).items():
+        for queries in micros:
+            micro = batch.select(queries)
+            longest = max(len(tokens) for tokens in micro.tokens)
+            own = StepFacts(facts.mean_reward, progress, slices(prepared, queries, longest))
+            share = len(queries) / len(batch.prompts)
+            for name, value in self._backward(micro, own, settings, share).items():
                 sums[name] = sums.get(name, 0.0) + share * value
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._config.max_grad_norm)
+        if heads := list(self._inputs.heads.parameters()):
+            nn.utils.clip_grad_norm_(heads, self._config.max_grad_norm)
         names = [*sums, "grad_norm"]
         values = torch.stack([*sums.values(), norm.float()]).tolist()  # the step's one read-back
-        metrics = dict(zip(names, values, strict=True))
-        skipped = not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"]))
-        if not skipped:
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            self.optimizer.step()
-        return UpdateResult({**metrics, "beta": beta, "learning_rate": rate}, skipped)
+        return dict(zip(names, values, strict=True))
 
-    def _backward(self, micro: Batch, beta: float, share: float) -> dict[str, Tensor]:
+    def _backward(
+        self, micro: Batch, facts: StepFacts, settings: Mapping[str, float], share: float
+    ) -> dict[str, Tensor]:
         """Add the gradient of a micro-batch's share of the loss; return its detached metrics."""
-        row_log_pi, row_mask = response_log_probs(
-            self.model,
-            micro.prompts,
-            micro.tokens,
-            micro.query_of_row,
-            temperature=self._temperature,
-            autocast=self._autocast,
+        inputs = {**self._inputs.of_loss(micro, facts), **facts.prepared}
+        names, wanted = declared(self._objective.loss)
+        output = self._objective.loss(
+            *(inputs[name] for name in names), **{k: v for k, v in settings.items() if k in wanted}
         )
-        index = torch.from_numpy(micro.index).to(row_log_pi.device)
-        log_pi, mask = row_log_pi[index], row_mask[index]  # [row, token] -> [query, sample, token]
-        log_ref = _padded(micro.log_ref, row_log_pi)[index]
-        log_mu = _padded(micro.log_mu, row_log_pi)[index]
-        reward = torch.from_numpy(micro.reward).to(row_log_pi.device)[index]  # [query, sample]
-        output = self._objective(log_pi, log_ref, mask, reward, beta=beta)
         (output.loss * share).backward()
-        return {
-            "loss": output.loss.detach(),
-            **output.metrics,
-            **_drift(log_pi.detach(), log_mu, mask),
-        }
+        drift = _drift(
+            *(torch.as_tensor(inputs[name]) for name in ("log_pi", "log_mu", "log_ref", "mask"))
+        )
+        return {"loss": output.loss.detach(), **drift, **output.metrics}
 
 
-def _padded(rows: tuple[np.ndarray, ...], like: Tensor) -> Float[Tensor, "row token"]:
-    """Stack ragged rows into a zero-padded tensor of another's shape and device."""
-    padded = np.zeros(tuple(like.shape), dtype=np.float32)
-    for row, values in zip(padded, rows, strict=True):
-        row[: len(values)] = values
-    return torch.from_numpy(padded).to(like.device)
-
-
+@torch.no_grad()
 def _drift(
     log_pi: Float[Tensor, "query sample token"],
     log_mu: Float[Tensor, "query sample token"],
+    log_ref: Float[Tensor, "query sample token"],
     mask: Bool[Tensor, "query sample token"],
 ) -> dict[str, Tensor]:
-    """Measure how far the policy has moved from the policies that sampled the batch.
+    """Measure how far the policy has moved, from the sampling policies and from the reference.
 
+    `kl` is the mean over samples of log pi(y|x) - log ref(y|x).
     `log_prob_mismatch` is the mean |log pi - log mu| per token; `effective_sample_share` the mean
     over queries of (sum w)^2 / (K sum w^2) with w = pi(y|x) / mu(y|x); `entropy` the mean of -log
     pi per token under the samples.
@@ -141,6 +159,7 @@ def _drift(
     log_w = ((log_pi - log_mu) * mask).sum(-1)  # [query, sample]
     w = torch.softmax(log_w, dim=-1)
     return {
+        "kl": ((log_pi - log_ref) * mask).sum(-1).mean(),
         "log_prob_mismatch": ((log_pi - log_mu).abs() * mask).sum() / tokens,
         "effective_sample_share": (1 / (w.square().sum(-1) * w.shape[-1])).mean(),
         "entropy": -(log_pi * mask).sum() / tokens,

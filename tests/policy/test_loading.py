@@ -132,6 +132,15 @@ def test_a_folder_without_config_is_refused(folder):
     assert "no config.json" in _message(folder)
 
 
+def test_a_run_folder_is_refused_with_the_path_of_its_newest_policy(folder):
+    for step in (100, 200):
+        policy = folder / f"checkpoints/step-{step:08d}/policy"
+        policy.mkdir(parents=True)
+        (policy / "config.json").write_text("{}")
+    (folder / "config.json").unlink()
+    assert f"give {policy}, its newest policy" in _message(folder)
+
+
 def test_truncated_weights_are_refused(folder):
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])

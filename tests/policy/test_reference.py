@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from tba.policy import Reference, response_log_probs
+from tba.policy.log_probs import response_outputs
 from tiny_models import EOS, VOCABULARY, tiny_model
 
 
@@ -31,13 +32,13 @@ def test_log_ref_is_that_of_each_row_whatever_the_micro_batches(budget):
 
 def test_micro_batches_stay_within_the_budget_of_tokens(monkeypatch):
     sizes = []
-    inner = response_log_probs
+    inner = response_outputs
 
     def spy(model, prompts, responses, query_of_row, **settings):
         sizes.append(len(prompts))
         return inner(model, prompts, responses, query_of_row, **settings)
 
-    monkeypatch.setattr("tba.policy.reference.response_log_probs", spy)
+    monkeypatch.setattr("tba.policy.reference.response_outputs", spy)
     prompts, responses, query_of_row = _rollouts()
     # Query 0: 4 + 6 + 9 tokens, query 2: 2 + 4 + 3, query 3: 6 + 1 + 2.
     reference = Reference(tiny_model("llama"), temperature=1.0, micro_batch_tokens=30)

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tba.errors import RunFolderError, StorageError
+from tba.policy.loading import Policy
 from tba.records import EvalReport
 from tba.run.checkpoint import TrainerState, load_newest, save_checkpoint
 from tba.run.summary import StalenessTotals, Totals
@@ -39,8 +40,8 @@ def state(step=100, **changes) -> TrainerState:
 
 
 def adamw(model):
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim == 1]
+    matrices = [(name, p) for name, p in model.named_parameters() if p.ndim > 1]
+    vectors = [(name, p) for name, p in model.named_parameters() if p.ndim == 1]
     return torch.optim.AdamW(
         [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
         lr=1e-2,
@@ -78,7 +79,7 @@ def save(tmp_path, make_model, tokenizer):
     optimizer = adamw(model)
 
     def save(step=100, **changes):
-        arguments = {"model": model, "tokenizer": tokenizer, "optimizer": optimizer}
+        arguments = {"policy": Policy(model, tokenizer, ()), "optimizer": optimizer}
         return save_checkpoint(tmp_path, state(step), **arguments | {"buffer": BUFFER} | changes)
 
     return save
@@ -90,7 +91,7 @@ def test_a_restored_trainer_goes_on_bit_for_bit(tmp_path, make_model, tokenizer,
     optimizer = adamw(model)
     train(model, optimizer, 3, seed=1)
     save_checkpoint(
-        tmp_path, state(), model=model, tokenizer=tokenizer, optimizer=optimizer, buffer={}
+        tmp_path, state(), policy=Policy(model, tokenizer, ()), optimizer=optimizer, buffer={}
     )
 
     checkpoint = load_newest(tmp_path)
@@ -98,7 +99,7 @@ def test_a_restored_trainer_goes_on_bit_for_bit(tmp_path, make_model, tokenizer,
     assert_same_weights(restored, model)
     restored.train()
     restored_optimizer = adamw(restored)
-    checkpoint.restore_optimizer(restored, restored_optimizer)
+    checkpoint.restore_optimizer(restored_optimizer)
 
     assert train(restored, restored_optimizer, 3, seed=2) == train(model, optimizer, 3, seed=2)
     assert_same_weights(restored, model)
@@ -109,11 +110,11 @@ def test_the_optimizer_comes_back_exactly(tmp_path, make_model, tokenizer):
     optimizer = adamw(model)
     train(model, optimizer, 2, seed=0)
     save_checkpoint(
-        tmp_path, state(), model=model, tokenizer=tokenizer, optimizer=optimizer, buffer={}
+        tmp_path, state(), policy=Policy(model, tokenizer, ()), optimizer=optimizer, buffer={}
     )
     other = make_model(seed=9)
     restored = adamw(other)
-    load_newest(tmp_path).restore_optimizer(other, restored)
+    load_newest(tmp_path).restore_optimizer(restored)
     ours, theirs = optimizer.state_dict(), restored.state_dict()
     assert theirs["param_groups"] == ours["param_groups"]
     assert theirs["state"].keys() == ours["state"].keys()
@@ -128,16 +129,16 @@ def test_an_optimizer_that_has_not_stepped_can_be_saved(tmp_path, save, make_mod
     save()
     model = make_model()
     optimizer = adamw(model)
-    load_newest(tmp_path).restore_optimizer(model, optimizer)
+    load_newest(tmp_path).restore_optimizer(optimizer)
     assert optimizer.state_dict()["state"] == {}
 
 
 def test_an_optimizer_of_other_parameters_is_refused(tmp_path, save, make_model):
     save()
     model = make_model()
-    optimizer = torch.optim.AdamW(list(model.parameters())[1:])
+    optimizer = torch.optim.AdamW(list(model.named_parameters())[1:])
     with pytest.raises(RunFolderError, match="optimiser of other parameters"):
-        load_newest(tmp_path).restore_optimizer(model, optimizer)
+        load_newest(tmp_path).restore_optimizer(optimizer)
 
 
 def test_state_and_buffer_come_back_exactly(tmp_path, save):
@@ -281,13 +282,13 @@ def test_a_tokenizer_that_does_not_fit_is_a_storage_error_too(tmp_path, save, to
     tokenizer.add_tokens([f"<word-{i}>" for i in range(2_000)])
     save(100)
     with largest_file(120_000), pytest.raises(StorageError, match="tokenizer in"):
-        save(200, tokenizer=tokenizer)
+        save(200)
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000100"]
 
 
 def test_an_error_of_our_own_leaves_nothing_behind(tmp_path, save):
     with pytest.raises(AttributeError):
-        save(100, tokenizer=None)
+        save(100, policy=None)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -296,6 +297,7 @@ import os, shutil, sys
 from pathlib import Path
 import numpy as np, torch
 from transformers import LlamaConfig, LlamaForCausalLM
+from tba.policy.loading import Policy
 from tba.run.checkpoint import TrainerState, load_newest, save_checkpoint
 from tba.run.summary import Totals
 
@@ -305,11 +307,11 @@ class Tokenizer:
 root = Path(sys.argv[1])
 model = LlamaForCausalLM(LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8,
     num_hidden_layers=1, num_attention_heads=1))
-optimizer = torch.optim.AdamW(model.parameters())
+optimizer = torch.optim.AdamW(model.named_parameters())
 
 def save(folder, step):
     state = TrainerState(step, 0, 0, (), None, Totals())
-    save_checkpoint(folder, state, model=model, tokenizer=Tokenizer(), optimizer=optimizer,
+    save_checkpoint(folder, state, policy=Policy(model, Tokenizer(), ()), optimizer=optimizer,
         buffer={"step": np.array([step])}, keep=1)
 
 def save_until(event, folder):

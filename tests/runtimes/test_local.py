@@ -1,23 +1,29 @@
 """The local runtime with real processes: who dies, who goes on, what is kept."""
 
+import multiprocessing
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from queue import Queue
 
 import pytest
 
+import tba
 from tba.config import Config
 from tba.config.load import dump_toml
-from tba.errors import RewardError, SearcherFailedError
+from tba.errors import SearcherFailedError, UserCodeError
 from tba.run.checkpoint import load_newest
 from tba.run.rollouts import RolloutLog
 from tba.run.summary import Ending, Summary
+from tba.runtimes.local import _read
 from tiny_runs import TASK, metrics, rollouts, tiny_config, train
 
 pytestmark = pytest.mark.timeout(900)
@@ -237,6 +243,24 @@ def test_a_killed_trainer_takes_everybody_along_and_a_resumed_one_ends_at_ctrl_c
     assert counts.kept + counts.duplicate == len(rows)
 
 
+def test_ctrl_c_before_the_first_step_ends_everything_and_nothing_stands_in_the_way(
+    tmp_path,
+) -> None:
+    toml, run = tmp_path / "run.toml", tmp_path / "run"
+    config = local_config(tmp_path)
+    toml.write_text(dump_toml(config))
+    for begun in (lambda _: (run / "config.json").exists(), searchers):
+        early = start(str(toml), "--run-dir", str(run))
+        wait_until(partial(begun, early.pid))
+        os.killpg(early.pid, signal.SIGINT)
+        _, errors = early.communicate(timeout=PATIENCE_S)
+        assert early.returncode == 130, errors
+        assert "Traceback" not in errors
+        assert steps_done(run) == 0
+    summary = tba.resume(run, progress=False)  # the second one had begun, the first had not
+    assert (summary.ended, summary.steps) == (Ending.FINISHED, 6)
+
+
 # --- runs that cannot go on ------------------------------------------------------------------
 
 BREACH = TASK.replace(
@@ -248,7 +272,7 @@ BREACH = TASK.replace(
 
 
 def test_a_reward_that_breaks_its_contract_in_a_searcher_ends_the_run_with_its_sentence(tmp_path):
-    with pytest.raises(RewardError, match="reward returned 1 rewards, expected 16"):
+    with pytest.raises(UserCodeError, match="reward returned 1 rewards, expected 16"):
         train(tmp_path, local_config(tmp_path, BREACH))
     summary = Summary.read(tmp_path / "run" / "summary.json")
     assert summary.ended is Ending.FAILED
@@ -271,3 +295,20 @@ def test_a_searcher_that_always_dies_ends_the_run_with_its_exit_code(tmp_path):
         train(tmp_path, local_config(tmp_path, DEADLY, runtime={"max_restarts": 1}))
     summary = Summary.read(tmp_path / "run" / "summary.json")
     assert (summary.ended, summary.searcher_restarts) == (Ending.FAILED, 1)
+
+
+def test_a_searcher_that_stalls_in_the_middle_of_a_message_keeps_nobody_else_waiting() -> None:
+    inbox: Queue[object] = Queue()
+    stalled, stalled_end = multiprocessing.Pipe(duplex=False)
+    healthy, healthy_end = multiprocessing.Pipe(duplex=False)
+    for pipe in (stalled, healthy):
+        threading.Thread(target=_read, args=(pipe, inbox), daemon=True).start()
+    os.write(stalled_end.fileno(), struct.pack("!i", 1_000) + b"half")  # announces 1,000 bytes
+    healthy_end.send("found")
+    assert inbox.get(timeout=30) == (healthy, "found")
+    assert inbox.empty()
+    stalled_end.close()  # as when it is killed
+    assert inbox.get(timeout=30) == (stalled, None)
+    assert stalled.closed
+    healthy_end.close()
+    assert inbox.get(timeout=30) == (healthy, None)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tba.config import CustomTaskConfig
-from tba.errors import DataError, ModelError, RewardError
+from tba.errors import DataError, ModelError, UserCodeError
 from tba.records import Outcome
 from tba.tasks import Scorer, load_task
 
@@ -86,7 +86,7 @@ def test_reward_names_and_weights_are_resolved(rows_file, task_file, monkeypatch
 
 def test_unknown_short_name_gets_a_suggestion(rows_file, tokenizer):
     config = CustomTaskConfig(train_file=rows_file, reward=("exact_mach",))
-    with pytest.raises(RewardError, match=r"'exact_mach': did you mean 'exact_match'\?"):
+    with pytest.raises(UserCodeError, match=r"'exact_mach': did you mean 'exact_match'\?"):
         load_task(config, tokenizer)
 
 
@@ -127,11 +127,11 @@ def test_chat_template_that_refuses_a_prompt_is_named(chat_file, chat_tokenizer)
         ("def train_rows(): return ['a']", DataError, "row 1 .* is a str, expected an object"),
         (
             "def train_rows(): return 1 / 0",
-            RewardError,
+            UserCodeError,
             r"train_rows\(\) .* failed: ZeroDivisionError",
         ),
         ("def train_rows(): return [{'prompt': 'a'}]", DataError, "one row only"),
-        ("import nowhere", RewardError, "mine.py cannot be imported: ModuleNotFoundError"),
+        ("import nowhere", UserCodeError, "mine.py cannot be imported: ModuleNotFoundError"),
     ],
 )
 def test_bad_python_file_is_refused(task_file, tokenizer, source, error, message):

@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from tba.tasks.references import load_function
+from tba.references import load_function
 from tba.tasks.rewards import (
     BUILT_IN,
     arithmetic,

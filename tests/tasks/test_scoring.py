@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from tba.errors import RewardError
+from tba.errors import UserCodeError
 from tba.records import Outcome, Query
 from tba.tasks import RewardSpec, Scorer
 from tba.tasks.scoring import MAX_HANGS
@@ -260,14 +260,14 @@ def test_breach_of_contract_names_function_and_value(spec_of, kind, message):
     queries = [query(kind=kind), query(kind=kind)]
     with (
         Scorer(spec_of("wrong")) as scorer,
-        pytest.raises(RewardError, match=rf"functions\.py:wrong {message}"),
+        pytest.raises(UserCodeError, match=rf"functions\.py:wrong {message}"),
     ):
         score(scorer, ["a", "b"], queries)
 
 
 def test_missing_column_is_named(spec_of):
     message = "needy needs a parameter 'golden_answer', but there is answer, completion_ids"
-    with Scorer(spec_of("needy")) as scorer, pytest.raises(RewardError, match=message):
+    with Scorer(spec_of("needy")) as scorer, pytest.raises(UserCodeError, match=message):
         score(scorer, ["a"], [query(answer="4")])
 
 
@@ -280,7 +280,7 @@ def test_missing_column_is_named(spec_of):
     ],
 )
 def test_function_that_cannot_be_imported_is_refused_on_entering(spec_of, name, message):
-    with pytest.raises(RewardError, match=message), Scorer(spec_of("length", name)):
+    with pytest.raises(UserCodeError, match=message), Scorer(spec_of("length", name)):
         pass
 
 
@@ -289,7 +289,7 @@ def test_file_that_ends_the_process_is_refused_on_entering(tmp_path):
     path.write_text("import os\nos._exit(7)\n")
     spec = RewardSpec((f"{path}:f",), (1.0,), 1.0)
     with (
-        pytest.raises(RewardError, match=r"deadly\.py:f cannot be used: .* exit code 7"),
+        pytest.raises(UserCodeError, match=r"deadly\.py:f cannot be used: .* exit code 7"),
         Scorer(spec),
     ):
         pass

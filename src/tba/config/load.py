@@ -123,7 +123,10 @@ def _make_paths_absolute(tree: Tree) -> None:
     if isinstance(task, dict):
         task |= {key: _absolute(task[key]) for key in PATHS if isinstance(task.get(key), str)}
         if isinstance(task.get("reward"), list):
-            task["reward"] = [_absolute_reward(name) for name in task["reward"]]
+            task["reward"] = [_absolute_reference(name) for name in task["reward"]]
+    objective = tree.get("objective")
+    if isinstance(objective, dict) and "function" in objective:
+        objective["function"] = _absolute_reference(objective["function"])
     name = model.get("model_name_or_path") if isinstance(model, dict) else None
     if isinstance(model, dict) and isinstance(name, str) and Path(name).expanduser().is_dir():
         model["model_name_or_path"] = _absolute(name)
@@ -133,7 +136,7 @@ def _absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute())
 
 
-def _absolute_reward(name: object) -> object:
+def _absolute_reference(name: object) -> object:
     source, _, function = name.rpartition(":") if isinstance(name, str) else ("", "", "")
     return f"{_absolute(source)}:{function}" if source.endswith(".py") else name
 

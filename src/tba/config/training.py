@@ -44,7 +44,7 @@ class WarmupStableDecayRate(Section):
     warmup_steps: NonNegativeInt = 50
     """Steps of linear warm-up."""
     decay_steps: NonNegativeInt = 500
-    """Steps of the final decay; what lies between is constant."""
+    """Steps of the final decay, cut to what warm-up leaves; what lies between is constant."""
 
 
 RateConfig = Annotated[
@@ -63,6 +63,10 @@ class TrainerConfig(Section):
     """K: samples of each query in the loss; a single one would give no gradient."""
     learning_rate: PositiveFloat = 1e-5
     """Peak learning rate of AdamW."""
+    head_learning_rate: PositiveFloat = 1e-3
+    """Peak learning rate of what is learned beside the policy: value head, log Z."""
+    anchor_every: PositiveInt = 4
+    """Steps after which the anchor pi_old becomes the policy, for objectives that have one."""
     learning_rate_schedule: RateConfig = ConstantRate()
     """Learning rate over the run, relative to its peak."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)

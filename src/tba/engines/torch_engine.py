@@ -67,7 +67,7 @@ class TorchEngine:
         """Generate token by token until every row has stopped or is full."""
         temperature, samples = sampling.temperature, sampling.samples_per_query
         prompt_cache = DynamicCache()
-        states = prompt_states(self._model, prompts, prompt_cache)
+        states = prompt_states(self._model, prompts, prompt_cache)[:, -1]
         # All samples of a query share its first distribution: [query, sample] -> [row]
         first = uniform[:, 0].view(len(prompts), samples)
         token, log_mu = (

@@ -24,6 +24,7 @@ INPUTS: Mapping[str, str] = {
     "log_pi": "log-probabilities under the policy, with gradient; [query, sample, token]",
     "mask": "true at response tokens; [query, sample, token]",
     "reward": "raw rewards; [query, sample]",
+    "finished": "whether the response ended by itself; [query, sample]",
     "log_ref": "log-probabilities under the reference; [query, sample, token]",
     "log_mu": "log-probabilities under the policy that sampled; [query, sample, token]",
     "log_old": "log-probabilities under the anchor, a policy some steps old; "

@@ -29,7 +29,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from tba.objectives.base import ObjectiveOutput
-from tba.objectives.preference import reward_metrics
+from tba.objectives.metrics import reward_metrics
 
 
 def best_of_n(

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from tba.objectives.base import ObjectiveOutput
+from tba.objectives.metrics import reward_metrics
 
 
 def online_dpo(
@@ -107,19 +108,6 @@ def ipo(
     margin = _margins(log_ratio)
     loss = _mean_over_pairs((margin - 1 / (2 * beta)).square(), reward)
     return ObjectiveOutput(loss=loss, metrics=_pair_metrics(margin, reward, log_ratio))
-
-
-def reward_metrics(
-    reward: Float[Tensor, "query sample"], log_ratio: Float[Tensor, "query sample"] | None = None
-) -> dict[str, Tensor]:
-    """Return the metrics of every objective; `kl` where sums of log pi - log ref are given."""
-    reward = reward.detach().to(torch.promote_types(reward.dtype, torch.float32))
-    metrics = {
-        "reward_mean": reward.mean(),
-        "reward_std": reward.std(dim=1, correction=0).mean(),
-        "equal_reward_share": (reward == reward[:, :1]).all(dim=1).to(reward.dtype).mean(),
-    }
-    return metrics if log_ratio is None else metrics | {"kl": log_ratio.detach().mean()}
 
 
 def _log_ratio(

@@ -16,11 +16,11 @@ learning rate and gradient clipping keep their meaning while beta moves. The res
 1 / beta^2 occurs.
 """
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tba.objectives.base import ObjectiveOutput
+from tba.objectives.squared import centred, log_ratio, squared_loss, squared_output
 
 
 def trajectory_balance(
@@ -40,21 +40,8 @@ def trajectory_balance(
         reward: Raw rewards; a constant added to all rewards of a query changes nothing.
         beta: Strength of the KL term.
     """
-    dtype = torch.promote_types(log_pi.dtype, torch.float32)
-    log_ratio = log_pi.to(dtype) - log_ref.detach().to(dtype)
-    kl = torch.where(mask, log_ratio, 0.0).sum(dim=-1)  # k_ij, [query, sample]
-    reward = reward.detach().to(dtype)
-    mean_kl = kl.detach().mean(dim=1, keepdim=True)  # sg: half of beta log Z^
-    mean_reward = reward.mean(dim=1, keepdim=True)  # the other half
-    advantage = (reward - mean_reward) - beta * (kl - mean_kl)  # -beta times the residual of (5)
-    loss = advantage.square().mean() / (2 * beta)
-    with torch.no_grad():
-        metrics = {
-            "log_z": (mean_reward / beta - mean_kl).mean(),
-            "kl": kl.mean(),
-            "reward_mean": reward.mean(),
-            "reward_std": reward.std(dim=1, correction=0).mean(),
-            "equal_reward_share": (reward == reward[:, :1]).all(dim=1).to(dtype).mean(),
-            "advantage_abs_mean": advantage.abs().mean(),
-        }
-    return ObjectiveOutput(loss=loss, metrics=metrics)
+    kl = log_ratio(log_pi, log_ref, mask).sum(dim=-1)  # k_ij, [query, sample]
+    reward = reward.detach().to(kl.dtype)
+    advantage = centred(reward) - beta * centred(kl)  # -beta times the residual of (5)
+    loss = squared_loss(advantage, beta=beta)
+    return squared_output(loss, advantage, reward, kl, log_z=reward / beta - kl)

@@ -38,21 +38,20 @@ def pad_left(prompts: Sequence[Int32]) -> tuple[NDArray[np.int64], NDArray[np.bo
 
 def prompt_states(
     model: PreTrainedModel, prompts: Sequence[Int32], cache: Cache
-) -> Float[Tensor, "query width"]:
-    """Run prompts through the body, fill the cache, return what predicts the first tokens."""
+) -> Float[Tensor, "query token width"]:
+    """Run prompts through the body and fill the cache; the last states predict first tokens."""
     ids, real = pad_left(prompts)
     positions = np.maximum(np.cumsum(real, axis=1) - 1, 0)
     mask = None
     if not real.all():
         mask = attention_mask(model, to_device(real, model.device), queries=ids.shape[1])
-    states = hidden_states(
+    return hidden_states(
         model,
         to_device(ids, model.device),
         positions=to_device(positions, model.device),
         mask=mask,
         cache=cache,
     )
-    return states[:, -1]
 
 
 def hidden_states(

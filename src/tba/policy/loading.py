@@ -95,6 +95,11 @@ def _checked_source(name: str) -> str:
     """Refuse, before asking the hub, what is no folder with weights and cannot be a hub name."""
     folder = Path(name).expanduser()
     if folder.is_dir():
+        saved = sorted(folder.glob("checkpoints/step-*/policy/config.json"))
+        if saved:
+            raise ModelError(
+                f"{name} is a run folder, not a model: give {saved[-1].parent}, its newest policy."
+            )
         if not (folder / "config.json").is_file():
             raise ModelError(
                 f"{name} has no config.json: give a folder saved with save_pretrained."

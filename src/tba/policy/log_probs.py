@@ -1,4 +1,4 @@
-"""Log-probabilities of responses, with gradient.
+"""Log-probabilities of responses, with gradient, and the hidden states behind them.
 
 The prompt of a query is computed once for all its rows: its keys and values, gradient included,
 are handed to each row, and only response tokens follow. The head runs at the positions that predict
@@ -37,6 +37,76 @@ class _Predictions:
     """Not decreasing; shape [prediction]."""
     slot: Int64
     """row * longest response + position in the response; shape [prediction]."""
+    prompt_means: Float[Tensor, "query width"]
+    """Mean of the hidden states over each prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseOutputs:
+    """What one pass of a policy over prompts and responses gives, with gradient."""
+
+    log_pi: Float[Tensor, "row token"]
+    """Float32 log-probability of each response token, zero at padding."""
+    mask: Bool[Tensor, "row token"]
+    """Where there is a response token."""
+    log_stop: Float[Tensor, "row token"]
+    """Float32 log-probability of ending the response in the place of each token, zero at padding
+    and where no end-of-sequence ids were given."""
+    _found: _Predictions
+
+    def states(self) -> Float[Tensor, "row token width"]:
+        """Return the hidden state that predicts each token, zero at padding."""
+        states = self._found.states
+        at, slot = (
+            to_device(a, states.device) for a in (self._found.state_of_token, self._found.slot)
+        )
+        padded = states.new_zeros(self.mask.numel(), states.shape[1])
+        return padded.index_copy(0, slot, states[at]).view(*self.mask.shape, -1)
+
+    def prompt_means(self) -> Float[Tensor, "query width"]:
+        """Return the mean hidden state over each prompt."""
+        return self._found.prompt_means
+
+
+def response_outputs(
+    model: PreTrainedModel,
+    prompts: Sequence[Int32],
+    responses: Sequence[Int32],
+    query_of_row: Int64,
+    *,
+    temperature: float,
+    autocast: torch.dtype | None = None,
+    eos_ids: Sequence[int] = (),
+) -> ResponseOutputs:
+    """Run the policy over responses, each behind the prompt of its query.
+
+    Args:
+        model: The policy or the reference.
+        prompts: One for each query, none of them empty.
+        responses: One for each row, none of them empty.
+        query_of_row: Position in `prompts` of each row's query; each query has a row.
+        temperature: Divides the logits.
+        autocast: Precision of the forward pass, if lower than that of the weights.
+        eos_ids: Tokens that end a response, for `log_stop`.
+    """
+    lengths = np.array([len(response) for response in responses])
+    mask = np.arange(lengths.max()) < lengths[:, None]  # [row, token]
+    tokens = np.zeros(mask.shape, dtype=np.int64)
+    tokens[mask] = np.concatenate(responses)
+    with torch.autocast(model.device.type, dtype=autocast, enabled=autocast is not None):
+        if _recomputes_layers(model):
+            found = _full_row_predictions(model, prompts, responses, query_of_row)
+        else:
+            found = _shared_prompt_predictions(model, prompts, tokens, lengths, query_of_row)
+        tokens_and_stops = _log_probs_at(
+            model, found, tokens.reshape(-1)[found.slot], temperature, eos_ids
+        )
+    slot = to_device(found.slot, model.device)
+    log_pi, log_stop = (
+        flat.new_zeros(mask.size).index_copy(0, slot, flat).view(mask.shape)
+        for flat in tokens_and_stops
+    )
+    return ResponseOutputs(log_pi, to_device(mask, model.device), log_stop, found)
 
 
 def response_log_probs(
@@ -48,39 +118,19 @@ def response_log_probs(
     temperature: float,
     autocast: torch.dtype | None = None,
 ) -> tuple[Float[Tensor, "row token"], Bool[Tensor, "row token"]]:
-    """Return the float32 log-probability of each response token, and where there is one.
-
-    Args:
-        model: The policy or the reference.
-        prompts: One for each query, none of them empty.
-        responses: One for each row, none of them empty.
-        query_of_row: Position in `prompts` of each row's query.
-        temperature: Divides the logits.
-        autocast: Precision of the forward pass, if lower than that of the weights.
-
-    Returns:
-        Log-probabilities, zero at padding, and the mask of response tokens.
-    """
-    lengths = np.array([len(response) for response in responses])
-    mask = np.arange(lengths.max()) < lengths[:, None]  # [row, token]
-    tokens = np.zeros(mask.shape, dtype=np.int64)
-    tokens[mask] = np.concatenate(responses)
-    with torch.autocast(model.device.type, dtype=autocast, enabled=autocast is not None):
-        if _recomputes_layers(model):
-            found = _full_row_predictions(model, [prompts[q] for q in query_of_row], responses)
-        else:
-            found = _shared_prompt_predictions(model, prompts, tokens, lengths, query_of_row)
-        flat = _log_probs_at(model, found, tokens.reshape(-1)[found.slot], temperature)
-    padded = flat.new_zeros(mask.size).index_copy(0, to_device(found.slot, flat.device), flat)
-    return padded.view(mask.shape), to_device(mask, flat.device)
+    """Return `log_pi` and `mask` of `response_outputs`."""
+    outputs = response_outputs(
+        model, prompts, responses, query_of_row, temperature=temperature, autocast=autocast
+    )
+    return outputs.log_pi, outputs.mask
 
 
 def full_row_log_probs(
     model: PreTrainedModel, prompts: Sequence[Int32], responses: Sequence[Int32]
 ) -> Float[Tensor, " token"]:
     """Return the log-probabilities of response tokens, row after row, each with its own prompt."""
-    found = _full_row_predictions(model, prompts, responses)
-    return _log_probs_at(model, found, np.concatenate(responses).astype(np.int64), 1.0)
+    found = _full_row_predictions(model, prompts, responses, np.arange(len(responses)))
+    return _log_probs_at(model, found, np.concatenate(responses).astype(np.int64), 1.0, ())[0]
 
 
 def _shared_prompt_predictions(
@@ -94,7 +144,8 @@ def _shared_prompt_predictions(
     longest = tokens.shape[1]
     cache = DynamicCache()
     by_query = np.argsort(query_of_row, kind="stable")
-    states = [prompt_states(model, prompts, cache)]  # each predicts the first token of several rows
+    of_prompts = prompt_states(model, prompts, cache)
+    states = [of_prompts[:, -1]]  # each predicts the first token of several rows
     state_of_token = [query_of_row[by_query]]
     slots = [by_query * longest]
     known = len(prompts)
@@ -110,7 +161,12 @@ def _shared_prompt_predictions(
         state_of_token.append(known + np.arange(len(row)))
         slots.append(rows[row] * longest + token + 1)
         known += len(row)
-    return _Predictions(torch.cat(states), np.concatenate(state_of_token), np.concatenate(slots))
+    return _Predictions(
+        torch.cat(states),
+        np.concatenate(state_of_token),
+        np.concatenate(slots),
+        _prompt_means(of_prompts, prompts, padded_left=True),
+    )
 
 
 def _continue(
@@ -142,17 +198,21 @@ def _continue(
 
 
 def _full_row_predictions(
-    model: PreTrainedModel, prompts: Sequence[Int32], responses: Sequence[Int32]
+    model: PreTrainedModel,
+    prompts: Sequence[Int32],
+    responses: Sequence[Int32],
+    query_of_row: Int64,
 ) -> _Predictions:
     """Run each row with its own prompt, without a cache: all that gradient checkpointing allows."""
-    rows = [np.concatenate(pair) for pair in zip(prompts, responses, strict=True)]
+    own_prompts = [prompts[query] for query in query_of_row]
+    rows = [np.concatenate(pair) for pair in zip(own_prompts, responses, strict=True)]
     width = max(len(row) for row in rows) - 1
     ids = np.zeros((len(rows), width), dtype=np.int64)
     for slot, row in zip(ids, rows, strict=True):
         slot[: len(row) - 1] = row[:-1]  # padding on the right is hidden by causality
     real = np.arange(width) < np.array([len(row) - 1 for row in rows])[:, None]
     positions = np.where(real, np.arange(width), 0)
-    starts = np.array([len(prompt) for prompt in prompts]) - 1
+    starts = np.array([len(prompt) for prompt in own_prompts]) - 1
     lengths = np.array([len(response) for response in responses])
     of_row, token = np.nonzero(np.arange(lengths.max()) < lengths[:, None])
     hidden = hidden_states(
@@ -164,7 +224,25 @@ def _full_row_predictions(
     )
     at = to_device(of_row * width + starts[of_row] + token, hidden.device)
     states = hidden.flatten(0, 1).index_select(0, at)  # [row, token, width] -> [state, width]
-    return _Predictions(states, np.arange(len(of_row)), of_row * lengths.max() + token)
+    _, first_row = np.unique(query_of_row, return_index=True)
+    of_prompts = hidden.index_select(0, to_device(first_row, hidden.device))
+    return _Predictions(
+        states,
+        np.arange(len(of_row)),
+        of_row * lengths.max() + token,
+        _prompt_means(of_prompts, prompts, padded_left=False),
+    )
+
+
+def _prompt_means(
+    states: Float[Tensor, "query token width"], prompts: Sequence[Int32], *, padded_left: bool
+) -> Float[Tensor, "query width"]:
+    """Average the states of each prompt's own tokens, the first or the last of its row."""
+    lengths = np.array([len(prompt) for prompt in prompts])[:, None]
+    at = np.arange(states.shape[1])
+    own = at >= states.shape[1] - lengths if padded_left else at < lengths
+    weights = to_device((own / lengths).astype(np.float32), states.device)
+    return torch.einsum("qt,qtw->qw", weights.to(states.dtype), states)
 
 
 def _recomputes_layers(model: PreTrainedModel) -> bool:
@@ -189,9 +267,13 @@ def _length_buckets(lengths: Int64) -> list[Int64]:
 
 
 def _log_probs_at(
-    model: PreTrainedModel, found: _Predictions, tokens: NDArray[np.int64], temperature: float
-) -> Float[Tensor, " prediction"]:
-    """Return log-probabilities of the tokens, chunk by chunk of hidden states."""
+    model: PreTrainedModel,
+    found: _Predictions,
+    tokens: NDArray[np.int64],
+    temperature: float,
+    eos_ids: Sequence[int],
+) -> tuple[Float[Tensor, " prediction"], Float[Tensor, " prediction"]]:
+    """Return log-probabilities of the tokens and of ending there, chunk by chunk of states."""
     states = found.states
     size = max(1, _CHUNK_LOGITS // model.config.get_text_config().vocab_size)
     starts = range(0, len(states), size)
@@ -207,12 +289,14 @@ def _log_probs_at(
             state_of_token[first:last] - start,
             token[first:last],
             temperature,
+            eos_ids,
         )
         if recompute:
             parts.append(checkpoint(_chunk, *chunk, use_reentrant=False, preserve_rng_state=False))
         else:
             parts.append(_chunk(*chunk))
-    return torch.cat(parts)
+    of_tokens, of_stops = zip(*parts, strict=True)
+    return torch.cat(of_tokens), torch.cat(of_stops)
 
 
 def _chunk(
@@ -221,7 +305,13 @@ def _chunk(
     state_of_token: Int[Tensor, " prediction"],
     token: Int[Tensor, " prediction"],
     temperature: float,
-) -> Float[Tensor, " prediction"]:
-    """Return log softmax(logits / temperature) at the tokens."""
+    eos_ids: Sequence[int],
+) -> tuple[Float[Tensor, " prediction"], Float[Tensor, " prediction"]]:
+    """Return log softmax(logits / temperature) at the tokens, and summed over the stop tokens."""
     scaled = logits(model, states) / temperature  # [state, vocabulary]
-    return scaled[state_of_token, token] - scaled.logsumexp(dim=-1)[state_of_token]
+    total = scaled.logsumexp(dim=-1)[state_of_token]
+    of_token = scaled[state_of_token, token] - total
+    if not eos_ids:
+        return of_token, torch.zeros_like(of_token)
+    stops = torch.stack([scaled[:, eos] for eos in eos_ids], dim=-1)  # [state, stop token]
+    return of_token, stops.logsumexp(dim=-1)[state_of_token] - total

@@ -4,6 +4,8 @@
         policy/                 the policy and its tokenizer, an ordinary Hugging Face folder
         optimizer.safetensors   AdamW's tensors, as `parameter/slot`
         optimizer.json          its parameter groups, with parameters by name
+        heads.safetensors       value head and log Z, where the objective learns one
+        anchor.safetensors      pi_old, where the objective has one
         reference/              the reference as a Hugging Face folder, once it has been reset
         buffer.safetensors      the buffer's arrays
         state.json              versions, position in the rollout log, totals: `TrainerState`
@@ -25,13 +27,14 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 import safetensors.torch
+import torch
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from torch import Tensor
 from torch.optim import Optimizer
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tba.errors import RunFolderError
+from tba.policy.loading import Policy
 from tba.records import EvalReport
 from tba.run.durable import storage_error, storage_errors, sync_directory
 from tba.run.manifest import flaw, seal
@@ -76,15 +79,15 @@ class Checkpoint:
         """The policy's Hugging Face folder."""
         return self.path / "policy"
 
-    def restore_optimizer(self, model: PreTrainedModel, optimizer: Optimizer) -> None:
-        """Give the optimiser of `model` the saved state, matched by parameter name.
+    def restore_optimizer(self, optimizer: Optimizer) -> None:
+        """Give an optimiser of named parameters the saved state, matched by name.
 
         Raises:
             RunFolderError: it was saved for other parameters.
         """
-        names = _names(model, optimizer)
+        names = [group["param_names"] for group in optimizer.param_groups]
         groups = json.loads((self.path / "optimizer.json").read_text())
-        if [group["params"] for group in groups] != names:
+        if [group["param_names"] for group in groups] != names:
             raise RunFolderError(
                 f"checkpoint {self.path} holds an optimiser of other parameters: resume it with "
                 "the model it was saved with"
@@ -98,9 +101,9 @@ class Checkpoint:
             {
                 "state": state,
                 "param_groups": [
-                    # JSON has no tuples, and AdamW's betas are one.
-                    {key: tuple(v) if isinstance(v, list) else v for key, v in group.items()}
-                    | {"params": [index[name] for name in group["params"]]}
+                    group
+                    | {"betas": tuple(group["betas"])}  # JSON has no tuples
+                    | {"params": [index[name] for name in group["param_names"]]}
                     for group in groups
                 ],
             }
@@ -110,6 +113,14 @@ class Checkpoint:
         """Return the reference's weights by name, or None while it is the initial model."""
         file = self.path / "reference" / "model.safetensors"
         return safetensors.torch.load_file(file) if file.exists() else None
+
+    def restore_beside_the_policy(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Copy the saved weights of heads and anchor into the given ones."""
+        for name, weights in parts.items():
+            saved = safetensors.torch.load_file(self.path / f"{name}.safetensors")
+            with torch.no_grad():
+                for key, weight in weights.items():
+                    weight.copy_(saved[key])
 
     def buffer(self) -> dict[str, NDArray[Any]]:
         """Return the buffer's arrays by name."""
@@ -123,11 +134,11 @@ def save_checkpoint(
     checkpoints: Path,
     state: TrainerState,
     *,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    policy: Policy,
     optimizer: Optimizer,
     buffer: Mapping[str, NDArray[Any]],
     reference: Mapping[str, Tensor] | None = None,
+    beside_the_policy: Mapping[str, Mapping[str, Tensor]] | None = None,
     keep: int = 2,
 ) -> Path:
     """Write a checkpoint, then remove all but the newest `keep`.
@@ -142,10 +153,13 @@ def save_checkpoint(
             shutil.rmtree(leftover)
         try:
             temporary.mkdir(parents=True)
-            _write_policy(temporary / "policy", model, tokenizer)
-            _write_optimizer(temporary, model, optimizer)
+            _write_policy(temporary / "policy", policy)
+            _write_optimizer(temporary, optimizer)
             if reference is not None:
                 _write_reference(temporary, reference)
+            for name, weights in (beside_the_policy or {}).items():
+                tensors = {key: weight.contiguous() for key, weight in weights.items()}
+                safetensors.torch.save_file(tensors, temporary / f"{name}.safetensors")
             safetensors.numpy.save_file(
                 {name: np.asarray(array, order="C") for name, array in buffer.items()},
                 temporary / "buffer.safetensors",
@@ -186,10 +200,10 @@ def load_newest(
     return None
 
 
-def _write_policy(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    model.save_pretrained(folder)
+def _write_policy(folder: Path, policy: Policy) -> None:
+    policy.model.save_pretrained(folder)
     try:
-        tokenizer.save_pretrained(folder)
+        policy.tokenizer.save_pretrained(folder)
     except Exception as error:
         # tokenizers, written in Rust, reports a full disk by a bare Exception.
         if type(error) is not Exception:
@@ -197,18 +211,15 @@ def _write_policy(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTok
         raise storage_error(f"tokenizer in {folder}", error) from error
 
 
-def _write_optimizer(folder: Path, model: PreTrainedModel, optimizer: Optimizer) -> None:
-    name_of = {id(parameter): name for name, parameter in model.named_parameters()}
+def _write_optimizer(folder: Path, optimizer: Optimizer) -> None:
     tensors = {
-        f"{name_of[id(parameter)]}/{slot}": tensor.contiguous()
-        for parameter, slots in optimizer.state.items()
-        for slot, tensor in slots.items()
+        f"{name}/{slot}": tensor.contiguous()
+        for group in optimizer.param_groups
+        for name, parameter in zip(group["param_names"], group["params"], strict=True)
+        for slot, tensor in optimizer.state.get(parameter, {}).items()
     }
     safetensors.torch.save_file(tensors, folder / "optimizer.safetensors")
-    groups = [
-        {**group, "params": names}
-        for group, names in zip(optimizer.param_groups, _names(model, optimizer), strict=True)
-    ]
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     (folder / "optimizer.json").write_text(json.dumps(groups, indent=1))
 
 
@@ -219,12 +230,6 @@ def _write_reference(folder: Path, reference: Mapping[str, Tensor]) -> None:
     tensors = {name: tensor.contiguous() for name, tensor in reference.items()}
     # transformers loads no file that does not say which framework wrote it
     safetensors.torch.save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-
-
-def _names(model: PreTrainedModel, optimizer: Optimizer) -> list[list[str]]:
-    """Return the parameter names of each group of the optimiser, in its order."""
-    name_of = {id(parameter): name for name, parameter in model.named_parameters()}
-    return [[name_of[id(p)] for p in group["params"]] for group in optimizer.param_groups]
 
 
 def _put_in_place(temporary: Path, final: Path) -> None:

@@ -38,6 +38,7 @@ SCHEMA = pa.schema(
         ("ticket", pa.int64()),
         ("searcher", pa.int64()),
         ("temperature", pa.float64()),
+        ("extras", pa.map_(pa.string(), pa.list_(pa.float32()))),
     ]
 )
 _HEADER: bytes = SCHEMA.serialize().to_pybytes()
@@ -55,6 +56,7 @@ def encode(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
     columns["reward"] = [t.score.reward for t in trajectories]
     columns["detail"] = [t.score.detail for t in trajectories]
     columns["finish_reason"] = [t.finish_reason.value for t in trajectories]
+    columns["extras"] = [list(t.extras.items()) for t in trajectories]
     arrays = [
         _list_array(columns[field.name], field.type)
         if pa.types.is_list(field.type)
@@ -72,6 +74,10 @@ def decode(batch: pa.RecordBatch) -> list[Trajectory]:
         else batch[field.name].to_pylist()
         for field in SCHEMA
     }
+    columns["extras"] = [
+        {name: np.array(values, dtype=np.float32) for name, values in extras}
+        for extras in columns["extras"]
+    ]
     columns["finish_reason"] = [FinishReason(reason) for reason in columns["finish_reason"]]
     columns["score"] = [
         Score(Outcome(outcome), reward, detail)

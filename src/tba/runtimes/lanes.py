@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
+from tba.annotations import Annotations, SearchTools, annotators
 from tba.config import Config
 from tba.engines.base import Sampling
 from tba.engines.torch_engine import TorchEngine
 from tba.pace import NO_ROUND, Lane, searches_per_round
 from tba.policy.loading import load_policy
 from tba.policy.reference import Reference
-from tba.searcher import Searcher, Seat, Stores, Tickets
+from tba.searcher import Judge, Searcher, Seat, Stores, Tickets
 from tba.tasks import load_task
 from tba.tasks.scoring import Scorer
 
@@ -48,21 +49,26 @@ def open_lane(
     )
     task = load_task(config.task, policy.tokenizer)
     with Scorer(task.reward) as scorer:
-        searcher = Searcher(
-            TorchEngine(policy.model, policy.eos_ids),
-            Reference(
+        tools = SearchTools(
+            engine=TorchEngine(policy.model, policy.eos_ids),
+            reference_engine=TorchEngine(reference.model, policy.eos_ids),
+            reference=Reference(
                 reference.model,
                 temperature=config.search.temperature,
                 micro_batch_tokens=config.trainer.micro_batch_tokens,
             ),
-            scorer=scorer,
-            tokenizer=policy.tokenizer,
-            tickets=Tickets(task.train, config.search.queries_per_batch, config.seed),
+            judge=Judge(scorer, policy.tokenizer),
             sampling=Sampling(
                 samples_per_query=config.search.samples_per_query,
                 temperature=config.search.temperature,
                 max_completion_length=config.search.max_completion_length,
             ),
+            eos_ids=policy.eos_ids,
+        )
+        searcher = Searcher(
+            tools,
+            Annotations(annotators(config.objective), tools),
+            tickets=Tickets(task.train, config.search.queries_per_batch, config.seed),
             stores=plan.stores,
             seat=seat,
         )

@@ -2,9 +2,10 @@
 
 Weights come through shared memory (`tba.sync`), rounds and signs of life through a shared board,
 trajectories through one pipe a searcher, so that killing a searcher can damage nothing but its own
-pipe. An intake thread in the trainer's process reads the pipes, makes the trajectories durable in
-the rollout log and only then hands them on; it replaces searchers that died, names those that
-stall, and kills those that stall beyond the bound.
+pipe. A thread a pipe reads it, so that a searcher which stalls in the middle of a message keeps
+nobody else waiting. An intake thread makes the trajectories durable in the rollout log and only
+then hands them on; it replaces searchers that died, names those that stall, and kills those that
+stall beyond the bound.
 
 Searchers end when the trainer's process does, however it ends.
 """
@@ -13,11 +14,12 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from queue import Empty, Queue
 from typing import Self
 
 import pyarrow as pa
@@ -37,6 +39,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 LAST_BREATH_S = 1.0  # between the end of a pipe and that of its process
+INBOX_MESSAGES = 64  # read and not yet taken in; beyond, searchers wait in their pipes
 FAREWELL_S = 5.0  # how long searchers may take to finish their present batch at the end
 
 
@@ -47,9 +50,11 @@ class LaneProcess:
     lane: int
     process: BaseProcess
     pipe: Connection
+    """Read and closed by a thread of its own, nowhere else."""
     next_ticket: int
     ended: int = NO_ROUND
     deaths_in_a_row: int = 0
+    ended_pipe: bool = False
     abandoned: bool = False
     warned_at_s: float = 0.0
 
@@ -83,6 +88,7 @@ class LocalRuntime:
         self._intake = threading.Thread(
             target=self._take_in_until_stopped, name="intake", daemon=True
         )
+        self._inbox: Queue[tuple[Connection, Delivery | Failure | None]] = Queue(INBOX_MESSAGES)
         self._arrival = threading.Condition()  # guards the four below
         self._arrived: list[pa.RecordBatch] = []
         self._error: TbaError | None = None
@@ -97,6 +103,7 @@ class LocalRuntime:
                 ticket = self._plan.first_ticket(lane)
                 process, pipe = self._start(lane, ticket, NO_ROUND)
                 self._lanes.append(LaneProcess(lane, process, pipe, ticket))
+                self._listen(self._lanes[-1])
         except BaseException:  # nobody will leave a context that was never entered
             self.__exit__()
             raise
@@ -113,8 +120,6 @@ class LocalRuntime:
                 lane.process.kill()
                 lane.process.join(FAREWELL_S)
         self._intake.join(FAREWELL_S)
-        for lane in self._lanes:
-            lane.pipe.close()
 
     def open_round(self, number: int) -> None:
         """Let the searchers search round `number`."""
@@ -184,6 +189,14 @@ class LocalRuntime:
         theirs.close()  # so that the end of the process is the end of the pipe
         return process, ours
 
+    def _listen(self, lane: LaneProcess) -> None:
+        """Read the lane's present pipe from now on."""
+        name = f"pipe-{lane.lane}"
+        reader = threading.Thread(
+            target=_read, args=(lane.pipe, self._inbox), name=name, daemon=True
+        )
+        reader.start()
+
     # --- the intake thread ---
 
     def _take_in_until_stopped(self) -> None:
@@ -200,30 +213,38 @@ class LocalRuntime:
 
     def _finished(self) -> bool:
         return self._board.stopping and all(
-            lane.abandoned or lane.pipe.closed for lane in self._lanes
+            lane.abandoned or lane.ended_pipe for lane in self._lanes
         )
 
     def _take_in(self) -> None:
-        """Read what lies in the pipes, make it durable together, hand it on."""
-        pipes = {
-            lane.pipe: lane for lane in self._lanes if not (lane.abandoned or lane.pipe.closed)
-        }
+        """Take what was read from the pipes, make it durable together, hand it on."""
+        lanes = {lane.pipe: lane for lane in self._lanes}
         deliveries: list[tuple[LaneProcess, Delivery]] = []
-        for pipe in wait(list(pipes), POLL_S) if pipes else []:
-            lane = pipes[pipe]  # type: ignore[index]
-            try:
-                message = lane.pipe.recv()
-            except (EOFError, OSError):
-                self._bury(lane)
-                continue
-            if isinstance(message, Failure):
-                self._take_failure(lane, message)
+        failures: list[tuple[LaneProcess, Failure]] = []
+        for pipe, message in self._messages():
+            lane = lanes[pipe]
+            if message is None:
+                lane.ended_pipe = True
+            elif isinstance(message, Failure):
+                failures.append((lane, message))
             else:
                 deliveries.append((lane, message))
-        if not pipes:
-            time.sleep(POLL_S)
         if deliveries:
             self._hand_on(deliveries)
+        for lane, failure in failures:
+            self._take_failure(lane, failure)
+        for lane in self._lanes:
+            if lane.ended_pipe and not (lane.abandoned or self._board.stopping):
+                self._bury(lane)
+
+    def _messages(self) -> Iterator[tuple[Connection, Delivery | Failure | None]]:
+        """Yield what was read; wait a little for the first."""
+        try:
+            yield self._inbox.get(timeout=POLL_S)
+            while True:
+                yield self._inbox.get_nowait()
+        except Empty:
+            return
 
     def _hand_on(self, deliveries: list[tuple[LaneProcess, Delivery]]) -> None:
         batches = [from_bytes(delivery.payload) for _, delivery in deliveries]
@@ -243,13 +264,10 @@ class LocalRuntime:
         log.error("%s failed: %s\n%s", lane, failure.error, failure.trace)
 
     def _bury(self, lane: LaneProcess) -> None:
-        """Close a dead searcher's pipe and put a new one in its place, unless the run is ending."""
-        lane.pipe.close()
+        """Put a new searcher in the place of a dead one."""
         lane.process.join(LAST_BREATH_S)
         how = _how_it_ended(lane.process.exitcode)
         lane.process.kill()  # should it have closed its pipe and nothing else
-        if self._board.stopping:
-            return
         lane.deaths_in_a_row += 1
         doing = self._board.read(lane.lane).stage
         if lane.deaths_in_a_row > self._max_deaths:
@@ -266,6 +284,8 @@ class LocalRuntime:
         with self._arrival:
             if not self._board.stopping:
                 lane.process, lane.pipe = self._start(lane.lane, lane.next_ticket, lane.ended)
+                lane.ended_pipe = False
+                self._listen(lane)
                 self._restarts += 1
 
     def _watch(self) -> None:
@@ -286,6 +306,17 @@ class LocalRuntime:
         with self._arrival:
             self._error = error
             self._arrival.notify_all()
+
+
+def _read(pipe: Connection, inbox: Queue[tuple[Connection, Delivery | Failure | None]]) -> None:
+    """Pass on what comes through a pipe and, at its end, None."""
+    with pipe:
+        try:
+            while True:
+                inbox.put((pipe, pipe.recv()))
+        except (EOFError, OSError):
+            pass
+    inbox.put((pipe, None))
 
 
 def _how_it_ended(exit_code: int | None) -> str:

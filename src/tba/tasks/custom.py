@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tba.config.task import CustomTaskConfig
-from tba.errors import DataError, RewardError
+from tba.errors import DataError, UserCodeError
+from tba.references import describe, load_file, user_code
 from tba.tasks.base import RewardSpec, Task
 from tba.tasks.prompts import make_queries
-from tba.tasks.references import describe, load_file, user_code
 from tba.tasks.rewards import BUILT_IN
 from tba.tasks.rows import Row, read_rows, recognise
 
@@ -27,7 +27,7 @@ def load_custom(config: CustomTaskConfig, tokenizer: "PreTrainedTokenizerBase") 
 
     Raises:
         DataError: The rows cannot be used.
-        RewardError: A Python file cannot be imported, or a reward's name means nothing.
+        UserCodeError: A Python file cannot be imported, or a reward's name means nothing.
     """
     source = config.file or config.train_file
     assert source is not None
@@ -110,7 +110,7 @@ def _resolve(name: str) -> str:
             return BUILT_IN[name]
         near = difflib.get_close_matches(name, BUILT_IN, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise RewardError(
+        raise UserCodeError(
             f"there is no built-in reward {name!r}: {hint}built in are {', '.join(BUILT_IN)}; "
             "write one of your own as package.module:function or file.py:function"
         )

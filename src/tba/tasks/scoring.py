@@ -22,7 +22,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
-from tba.errors import RewardError
+from tba.errors import UserCodeError
 from tba.records import Int32, Outcome, Query, Score
 from tba.tasks.base import RewardSpec
 from tba.tasks.scoring_child import Raised, Refused, Reply, Request, Rewards
@@ -48,7 +48,8 @@ class Scorer:
     that the module states. Not to be shared by threads.
 
     Raises:
-        RewardError: On entering, a function cannot be imported; in `score`, one broke its contract.
+        UserCodeError: On entering, a function cannot be imported; in `score`, one broke its
+            contract.
     """
 
     def __init__(self, spec: RewardSpec) -> None:
@@ -91,7 +92,7 @@ class Scorer:
             self._start()
         reply = self._ask(request, self._spec.timeout_s)
         if isinstance(reply, Refused):
-            raise RewardError(reply.message)
+            raise UserCodeError(reply.message)
         return reply
 
     def _start(self) -> None:
@@ -113,7 +114,7 @@ class Scorer:
             self._stop()
             reason = reply.message if isinstance(reply, Refused) else reply.detail
             names = ", ".join(self._spec.functions)
-            raise RewardError(f"reward functions {names} cannot be used: {reason}")
+            raise UserCodeError(f"reward functions {names} cannot be used: {reason}")
 
     def _ask(self, message: RewardSpec | Request, timeout_s: float) -> Reply | _Lost:
         """Send a message and wait for the answer; kill a child that does not answer in time."""

@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tba.errors import RewardError
+from tba.errors import UserCodeError
 from tba.records import Int32
+from tba.references import describe, load_function
 from tba.tasks.base import RewardSpec
-from tba.tasks.references import describe, load_function
 from tba.tasks.rewards import text_of
 
 LARGEST_REWARD = float(np.finfo(np.float32).max)
@@ -89,7 +89,7 @@ class RewardFunction:
         """Call the function with those of the arguments that it accepts, and check its rewards.
 
         Raises:
-            RewardError: It needs a parameter that is not there, or did not return a list with one
+            UserCodeError: It needs a parameter that is not there, or did not return a list with one
                 finite number or None for each response.
         """
         rewards = self.function(**self._accepted(arguments))
@@ -113,7 +113,7 @@ class RewardFunction:
         for p in parameters:
             wanted = p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
             if wanted and p.name not in accepted:
-                raise RewardError(
+                raise UserCodeError(
                     f"reward function {self.name} needs a parameter {p.name!r}, but there is "
                     f"{', '.join(sorted(arguments))}: name a column or give a default"
                 )
@@ -129,8 +129,8 @@ class RewardFunction:
             raise self._breach(f"returned {value!r:.80}", "a finite number")
         return reward
 
-    def _breach(self, what: str, expected: str) -> RewardError:
-        return RewardError(f"reward function {self.name} {what}, expected {expected}")
+    def _breach(self, what: str, expected: str) -> UserCodeError:
+        return UserCodeError(f"reward function {self.name} {what}, expected {expected}")
 
 
 def load(spec: RewardSpec) -> list[RewardFunction]:
@@ -184,7 +184,7 @@ def _guarded(work: Callable[[], T]) -> T | Raised | Refused:
     """Run the user's code: the boundary beyond which nothing that it raises gets."""
     try:
         return work()
-    except RewardError as error:
+    except UserCodeError as error:
         return Refused(str(error))
     except BaseException as error:
         return Raised(describe(error))

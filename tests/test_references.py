@@ -2,8 +2,8 @@
 
 import pytest
 
-from tba.errors import RewardError
-from tba.tasks.references import describe, load_file, load_function
+from tba.errors import UserCodeError
+from tba.references import describe, load_file, load_function
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_file_may_define_dataclasses(write):
     [
         ("def f(): pass\ndef g(): pass", "h", "mine.py has no function 'h'; it has f, g"),
         ("x = 1", "h", "mine.py has no function 'h'; it has none at all"),
-        ("h = 1.5", "h", "mine.py:h is a float, but a reward must be a function"),
+        ("h = 1.5", "h", "mine.py:h is a float, but the reward must be a function"),
         ("def h(:", "h", "mine.py cannot be imported: SyntaxError: invalid syntax"),
         ("import nowhere", "h", "ModuleNotFoundError: No module named 'nowhere'"),
         ("import sys\nsys.exit(3)", "h", "cannot be imported: SystemExit: 3"),
@@ -43,7 +43,7 @@ def test_file_may_define_dataclasses(write):
     ],
 )
 def test_bad_file_is_refused_with_the_cause(write, source, name, message):
-    with pytest.raises(RewardError, match=message):
+    with pytest.raises(UserCodeError, match=message):
         load_function(f"{write(source)}:{name}")
 
 
@@ -61,7 +61,7 @@ def test_bad_file_is_refused_with_the_cause(write, source, name, message):
     ],
 )
 def test_bad_reference_is_refused(reference, message):
-    with pytest.raises(RewardError, match=message):
+    with pytest.raises(UserCodeError, match=message):
         load_function(reference)
 
 
@@ -69,3 +69,11 @@ def test_description_is_one_short_line():
     assert describe(ValueError("a\n  b")) == "ValueError: a b"
     assert describe(ValueError()) == "ValueError"
     assert len(describe(ValueError("x" * 1000))) == 300
+
+
+def test_a_file_may_import_its_neighbour(tmp_path):
+    (tmp_path / "neighbour_of_mine.py").write_text("NUMBER = 7")
+    (tmp_path / "mine.py").write_text(
+        "from neighbour_of_mine import NUMBER\ndef f(): return NUMBER"
+    )
+    assert load_function(f"{tmp_path / 'mine.py'}:f")() == 7

@@ -9,58 +9,60 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tba.errors import RewardError
+from tba.errors import UserCodeError
 
 
-def load_function(reference: str) -> Callable[..., Any]:
-    """Import the function that `reference` names.
+def load_function(reference: str, role: str = "reward") -> Callable[..., Any]:
+    """Import the function that `reference` names; `role` says what it is for, in messages.
 
     Raises:
-        RewardError: It cannot be imported, does not exist or cannot be called.
+        UserCodeError: It cannot be imported, does not exist or cannot be called.
     """
     source, _, name = reference.rpartition(":")
     if not source or not name:
-        raise RewardError(
-            f"reward function {reference!r} names no source: write "
+        raise UserCodeError(
+            f"{role} function {reference!r} names no source: write "
             "package.module:function or file.py:function"
         )
-    module = load_file(Path(source)) if source.endswith(".py") else _load_module(source)
+    module = load_file(Path(source)) if source.endswith(".py") else _load_module(source, role)
     if not hasattr(module, name):
         functions = sorted(
             n for n, v in vars(module).items() if callable(v) and not n.startswith("_")
         )
-        raise RewardError(
+        raise UserCodeError(
             f"{source} has no function {name!r}; it has {', '.join(functions) or 'none at all'}"
         )
     function = getattr(module, name)
     if not callable(function):
-        raise RewardError(
-            f"{reference} is a {type(function).__name__}, but a reward must be a function"
+        raise UserCodeError(
+            f"{reference} is a {type(function).__name__}, but the {role} must be a function"
         )
     return function
 
 
 def load_file(path: Path) -> ModuleType:
-    """Import a Python file as a module of its own.
+    """Import a Python file as a module of its own; it may import its neighbours by name.
 
     Raises:
-        RewardError: There is no such file, or it raises while it is imported.
+        UserCodeError: There is no such file, or it raises while it is imported.
     """
     if not path.is_file():
-        raise RewardError(f"Python file {path} does not exist")
+        raise UserCodeError(f"Python file {path} does not exist")
     name = f"_tba_file_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    if (folder := str(path.parent.resolve())) not in sys.path:
+        sys.path.append(folder)  # last, so that a neighbour hides nothing that is installed
     sys.modules[name] = module  # dataclasses and pickle look their module up by name
     with user_code(f"Python file {path} cannot be imported"):
         spec.loader.exec_module(module)
     return module
 
 
-def _load_module(name: str) -> ModuleType:
-    with user_code(f"reward module {name} cannot be imported"):
+def _load_module(name: str, role: str) -> ModuleType:
+    with user_code(f"{role} module {name} cannot be imported"):
         return importlib.import_module(name)
 
 
@@ -70,7 +72,7 @@ def user_code(failure: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        raise RewardError(f"{failure}: {describe(error)}") from error
+        raise UserCodeError(f"{failure}: {describe(error)}") from error
 
 
 def describe(error: BaseException) -> str:

@@ -1,0 +1,14 @@
+"""An objective of the user's own."""
+
+from typing import Literal
+
+from tba.config.base import Section
+
+
+class CustomObjectiveConfig(Section):
+    """A function in a Python file, of the form that `docs/objectives.md` shows."""
+
+    kind: Literal["custom"] = "custom"
+    """Objective kind."""
+    function: str
+    """file.py:function or package.module:function; its settings are the defaults it gives."""

@@ -1,0 +1,178 @@
+"""Computes for an objective the inputs it names, and no others.
+
+The objective declares its inputs by the names of its parameters (`tba.objectives.base`); here each
+name becomes a tensor over `[query, sample, token]`, for one micro-batch of whole queries or, for
+the preparation of an objective, for the whole batch without gradient.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tba.config import Config
+from tba.objectives.base import Objective, declared
+from tba.policy.heads import Heads
+from tba.policy.log_probs import ResponseOutputs, response_outputs
+from tba.policy.reference import Reference
+from tba.records import Batch, Float32, Int64
+
+Input = Tensor | float
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """What the inputs depend on besides the micro-batch."""
+
+    mean_reward: float
+    """Mean raw reward of the whole batch."""
+    progress: float
+    """Share of the optimiser steps that are done."""
+    prepared: Mapping[str, Tensor]
+    """What the objective's preparation returned; each of shape [query, sample, token]."""
+
+
+class Anchor:
+    """A copy of the policy that follows it in jumps: the pi_old of decoupled objectives."""
+
+    def __init__(self, model: PreTrainedModel, config: Config) -> None:
+        self._every = config.trainer.anchor_every
+        self._copy = copy.deepcopy(model)
+        self._reference = Reference(
+            self._copy,
+            temperature=config.search.temperature,
+            micro_batch_tokens=config.trainer.micro_batch_tokens,
+        )
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return the live parameters by name."""
+        return self._reference.weights()
+
+    @torch.no_grad()
+    def follow(self, model: nn.Module, step: int) -> None:
+        """Take the policy's weights if optimiser step `step` (from 0) is one to do so."""
+        if step % self._every == 0:
+            policy = dict(model.named_parameters())
+            for name, weight in self.weights().items():
+                weight.copy_(policy[name])
+
+    def log_old(self, batch: Batch) -> list[Float32]:
+        """Return the log-probabilities of each row's tokens."""
+        return self._reference.log_ref(batch.prompts, batch.tokens, batch.query_of_row)
+
+
+class Inputs:
+    """The policy with its heads and anchor, seen through the names of an objective's inputs."""
+
+    def __init__(
+        self, model: PreTrainedModel, objective: Objective, config: Config, eos_ids: Sequence[int]
+    ) -> None:
+        self._model = model
+        self._objective = objective
+        self._temperature = config.search.temperature
+        self._autocast = torch.bfloat16 if config.trainer.precision == "bfloat16" else None
+        self._max_tokens = config.search.max_completion_length
+        self._eos_ids = eos_ids
+        names = {*objective.inputs(), *objective.inputs_of_preparation()}
+        width = model.config.get_text_config().hidden_size
+        self.heads = Heads(width, names, model.device)
+        self.anchor = Anchor(model, config) if "log_old" in names else None
+
+    def of_loss(self, micro: Batch, facts: StepFacts) -> dict[str, Input]:
+        """Return the inputs of the loss for a micro-batch, `log_mu` and `log_ref` in any case."""
+        names = dict.fromkeys([*self._objective.inputs(), "log_pi", "mask", "log_mu", "log_ref"])
+        return self._named(micro, list(names), facts)
+
+    @torch.no_grad()
+    def prepare(
+        self,
+        batch: Batch,
+        micros: Sequence[Sequence[int]],
+        facts: StepFacts,
+        settings: Mapping[str, float],
+    ) -> Mapping[str, Tensor]:
+        """Return what the objective's preparation makes of the whole batch; mostly nothing."""
+        if self._objective.prepare is None:
+            return {}
+        names = self._objective.inputs_of_preparation()
+        parts = [self._named(batch.select(queries), names, facts) for queries in micros]
+        longest = max(len(tokens) for tokens in batch.tokens)
+        order = np.argsort(np.concatenate([np.asarray(queries) for queries in micros]))
+        whole = {name: _joined([part[name] for part in parts], order, longest) for name in names}
+        wanted = declared(self._objective.prepare)[1]
+        return self._objective.prepare(**whole, **{name: settings[name] for name in wanted})
+
+    def _named(self, micro: Batch, names: Sequence[str], facts: StepFacts) -> dict[str, Input]:
+        outputs = response_outputs(
+            self._model,
+            micro.prompts,
+            micro.tokens,
+            micro.query_of_row,
+            temperature=self._temperature,
+            autocast=self._autocast,
+            eos_ids=self._eos_ids if "log_stop" in names else (),
+        )
+        return {name: self._one(name, micro, outputs, facts) for name in names}
+
+    def _one(self, name: str, micro: Batch, outputs: ResponseOutputs, facts: StepFacts) -> Input:
+        like = outputs.log_pi
+        match name:
+            case "mean_reward":
+                return like.new_tensor(facts.mean_reward)
+            case "progress":
+                return facts.progress
+            case "max_tokens":
+                return float(self._max_tokens)
+            case "log_z":
+                return self.heads.log_z(outputs.prompt_means())
+        index = torch.from_numpy(micro.index).to(like.device)
+        return self._of_rows(name, micro, outputs)[index]  # [row, ...] -> [query, sample, ...]
+
+    def _of_rows(self, name: str, micro: Batch, outputs: ResponseOutputs) -> Tensor:
+        like = outputs.log_pi
+        match name:
+            case "log_pi" | "mask" | "log_stop":
+                found: Tensor = getattr(outputs, name)
+            case "value":
+                found = self.heads.value(outputs.states())
+            case "reward" | "finished":
+                found = torch.from_numpy(getattr(micro, name)).to(like.device)
+            case "log_ref" | "log_mu":
+                found = _padded(getattr(micro, name), like)
+            case "log_old":
+                assert self.anchor is not None
+                found = _padded(self.anchor.log_old(micro), like)
+            case "log_z_star":
+                found = like.new_tensor([values[0] for values in micro.extras[name]])
+            case _:
+                found = _padded(micro.extras[name], like)
+        return found
+
+
+def slices(
+    prepared: Mapping[str, Tensor], queries: Sequence[int], longest: int
+) -> dict[str, Tensor]:
+    """Return the part of a preparation that belongs to a micro-batch."""
+    return {name: values[list(queries), :, :longest] for name, values in prepared.items()}
+
+
+def _joined(parts: Sequence[Input], order: Int64, longest: int) -> Input:
+    """Put micro-batches together in the order of the batch's queries, padded with zeros."""
+    if not isinstance(parts[0], Tensor) or parts[0].ndim == 0:
+        return parts[0]
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if tensors[0].ndim == 3:  # [query, sample, token]
+        tensors = [nn.functional.pad(part, (0, longest - part.shape[2])) for part in tensors]
+    return torch.cat(tensors)[torch.from_numpy(order).to(tensors[0].device)]
+
+
+def _padded(rows: Sequence[Float32], like: Tensor) -> Tensor:
+    """Stack ragged rows into a zero-padded tensor of another's shape, [row, token], and device."""
+    padded = np.zeros(tuple(like.shape), dtype=np.float32)
+    for row, values in zip(padded, rows, strict=True):
+        row[: len(values)] = values
+    return torch.from_numpy(padded).to(like.device)
