@@ -44,7 +44,8 @@ class Tree:
         """
         states, tokens, masks = [], [], []
         for response in range(self.responses):
-            path, node = [], response
+            path: list[tuple[int, int]] = []
+            node = response
             while node > 0:
                 parent, word = divmod(node - 1, self.words)
                 path.insert(0, (parent, word))

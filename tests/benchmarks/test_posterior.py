@@ -3,13 +3,11 @@ import sys
 
 import pytest
 import torch
-from benchmarks.sources import BETA, QUERIES, SOURCES, TREE, Paths, Sampler, make_world
+from benchmarks.sources import BETA, QUERIES, SOURCES, TREE, Paths, Sampler, by_source, make_world
 
+from benchmarks import posterior
+from tba.config.objectives import GVPOConfig, KimiConfig
 from tba.objectives.base import INPUTS, Objective, ObjectiveOutput
-
-posterior = pytest.importorskip(
-    "benchmarks.posterior", reason="needs section_of", exc_type=ImportError
-)
 
 
 def _inputs(names):
@@ -38,13 +36,16 @@ def test_every_input_of_the_contract_is_there_in_its_shape():
 
 
 def test_the_last_prefix_reward_of_a_response_that_ends_is_its_reward():
-    found = _inputs(("prefix_reward", "reward", "mask", "log_stop", "log_pi"))
+    found = _inputs(("prefix_reward", "reward", "mask", "log_stop", "log_pi", "finished"))
     last = (found["mask"].sum(-1) - 1).unsqueeze(-1)
     stop, taken, reward = (
         found[name].gather(-1, last).squeeze(-1) for name in ("log_stop", "log_pi", "prefix_reward")
     )
-    ended = (found["mask"].sum(-1) < TREE.depth) | (stop == taken)
+    ended = found["finished"]
     assert 0 < ended.double().mean() < 1
+    assert ended[found["mask"].sum(-1) < TREE.depth].all()
+    torch.testing.assert_close(stop[ended], taken[ended])
+    assert (stop != taken)[~ended].all()
     torch.testing.assert_close(reward[ended], found["reward"][ended])
 
 
@@ -69,8 +70,20 @@ def test_a_preparation_sees_the_queries_of_one_seed_and_source():
     torch.testing.assert_close(found, (sums * centred * 2.0).mean() * len(SOURCES))
 
 
-def test_a_schedule_of_beta_becomes_the_betas_of_the_benchmark():
+def test_beta_is_that_of_the_benchmark_where_it_is_the_kl_to_the_reference():
     assert posterior.method_of("tb").settings == {"beta": BETA}
+    assert posterior.method_of("grpo").settings["beta"] == BETA
+    assert posterior.method_of("ppo").settings_of_preparation["beta"] == BETA
+    assert posterior.method_of("gvpo").settings == {"beta": GVPOConfig().beta.value}
+    assert posterior.method_of("kimi").settings == {"tau": KimiConfig().tau}
+
+
+@pytest.mark.parametrize("kind", posterior.OBJECTIVES)
+def test_every_objective_runs_and_moves_the_policy_with_every_source(kind):
+    world = make_world(1)
+    moved = posterior.train(kind, world, seeds=1, steps=2) - world.log_ref
+    assert moved.isfinite().all()
+    assert (by_source(moved, 1).abs().amax(dim=(0, 2, 3, 4)) > 0).all()
 
 
 def test_the_posterior_measures_as_it_should():
