@@ -6,7 +6,7 @@ The optimum of the KL-regularised objective is pi*(y|x) = ref(y|x) exp(r(y;x) / 
 equation (2) of `docs/algorithm.md`. Here a language is so small that pi* can be written down: four
 words and an end, at most five tokens (cut there without an end), 1365 responses. A world is 8
 queries, each with a reference (logits N(0, 1) after each of 341 prefixes) and a reward for each
-response (N(0, 1)); beta is 1/2. Each seed has its own world. The policy is a table of logits, so it
+response (N(0, 1)); beta is 1. Each seed has its own world. The policy is a table of logits, so it
 can represent pi* exactly, and starts at the reference; what else an objective learns (log Z of each
 query, the value of each prefix) is a table of zeros.
 
@@ -25,9 +25,9 @@ that sampled, advantages of each token under it, log Z, rewards of responses tha
 anchor (`log_old`) is a copy of the policy, renewed every 8 steps.
 
 All objectives take Adam steps of one size, which falls linearly to zero. Their settings are the
-defaults of their sections, except that a schedule of beta is constant at 1/2, so that they aim at
-the same posterior. A coefficient that is a plain number keeps its default: those objectives aim
-elsewhere, and the distance says how far.
+defaults of their sections, except that beta is 1 wherever it is the strength of the KL term to the
+reference, so that they aim at the same posterior. An objective without such a term, or with another
+one, aims elsewhere, and the distance says how far.
 
 Seeds, sources and queries are rows of the same tensors, and each row has its own tables. Where an
 objective depends on the whole batch (a preparation, or the mean reward), the batch is the 8 queries
@@ -42,6 +42,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -58,14 +59,15 @@ from benchmarks.sources import (
     by_source,
     make_world,
 )
-from benchmarks.tree import at_states, at_tokens
-from tba.config.objectives import ConstantBeta, LinearBeta, LinearThenCutBeta, section_of
+from benchmarks.tree import at_states, at_tokens, log_probs_of
+from tba.config.objectives import ConstantBeta, section_of
 from tba.objectives import OBJECTIVES
 from tba.objectives.base import Objective, declared
 
+OTHER_BETAS = ("gvpo",)  # the pull to the policy that sampled
 ANCHOR_EVERY = 8
-STEPS = 3000
-PEAK_RATE = 0.1
+STEPS = 4000
+PEAK_RATE = 0.04
 BETAS = (0.9, 0.99)
 EPSILON = 1e-12  # gradients of rare prefixes are small, and shall count in full
 Cell = dict[str, float | None]  # "mean" and "standard_error"
@@ -98,14 +100,15 @@ class Learner:
         world = self._world
         state, token, mask = self._paths.of(draws.response)
         reward = world.reward.gather(1, draws.response)
-        log_probs = at_states(self.logits, state).log_softmax(dim=-1)
+        log_probs = log_probs_of(at_states(self.logits, state))
         found: Mapping[str, Callable[[], object]] = {
             "log_pi": lambda: at_tokens(log_probs, token),
             "mask": lambda: mask,
             "reward": lambda: reward,
+            "finished": lambda: draws.response < TREE.states,
             "log_ref": lambda: at_tokens(at_states(world.log_ref, state), token),
             "log_mu": lambda: draws.log_mu,
-            "log_old": lambda: at_tokens(at_states(self._anchor, state).log_softmax(dim=-1), token),
+            "log_old": lambda: at_tokens(log_probs_of(at_states(self._anchor, state)), token),
             "value": lambda: at_states(self._value, state).squeeze(-1),
             "log_z": lambda: self._log_z,
             "log_stop": lambda: log_probs[..., TREE.words],
@@ -137,7 +140,7 @@ class Method:
             dict.fromkeys((*self.objective.inputs(), *self.objective.inputs_of_preparation()))
         )
 
-    def loss(self, inputs: Mapping[str, object]) -> Tensor:
+    def loss(self, inputs: Mapping[str, Any]) -> Tensor:
         """Return the sum of the losses of all batches."""
         if self.objective.prepare is None and "mean_reward" not in inputs:
             return self._loss_of_batch(inputs)
@@ -153,7 +156,7 @@ class Method:
             losses.append(self._loss_of_batch(batch))
         return torch.stack(losses).sum()
 
-    def _loss_of_batch(self, inputs: Mapping[str, object]) -> Tensor:
+    def _loss_of_batch(self, inputs: Mapping[str, Any]) -> Tensor:
         prepared: Mapping[str, Tensor] = {}
         if self.objective.prepare is not None:
             with torch.no_grad():
@@ -165,21 +168,23 @@ class Method:
         return self.objective.loss(**given, **prepared, **self.settings).loss
 
 
-def is_of_rows(value: object) -> bool:
+def is_of_rows(value: object) -> TypeGuard[Tensor]:
     """Tell whether an input has a leading axis of rows."""
     return isinstance(value, Tensor) and value.dim() > 0
 
 
 def method_of(kind: str) -> Method:
-    """Return an objective with the defaults of its section, schedules of beta made constant."""
+    """Return an objective with the defaults of its section, but for the beta of this benchmark."""
     section, objective = section_of(kind)(), OBJECTIVES[kind]
 
+    def value(name: str) -> object:
+        default = getattr(section, name)
+        if name == "beta" and kind not in OTHER_BETAS:
+            return BETA
+        return default.value if isinstance(default, ConstantBeta) else default
+
     def settings(function: Callable[..., object] | None) -> dict[str, object]:
-        if function is None:
-            return {}
-        values = {name: getattr(section, name) for name in declared(function)[1]}
-        schedules = (ConstantBeta, LinearBeta, LinearThenCutBeta)
-        return {name: BETA if isinstance(v, schedules) else v for name, v in values.items()}
+        return {name: value(name) for name in declared(function)[1]} if function else {}
 
     return Method(objective, settings(objective.loss), settings(objective.prepare))
 
@@ -301,7 +306,7 @@ def main() -> None:
     for kind in given.objectives.split(","):
         started = time.process_time()
         logits = train(kind, world, given.seeds, given.steps)
-        log_pi = TREE.response_log_probs(logits.double().log_softmax(dim=-1))
+        log_pi = TREE.response_log_probs(log_probs_of(logits.double()))
         results[kind] = summary(measure(log_pi, world, given.seeds))
         print(f"{kind}: {time.process_time() - started:.0f} s of processor", file=sys.stderr)
         if given.out is not None:

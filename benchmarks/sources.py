@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.tree import Tree, at_states, at_tokens, log_posterior
+from benchmarks.tree import Tree, at_states, at_tokens, log_posterior, log_probs_of
 
 TREE = Tree(words=4, depth=5)
 QUERIES = 8
 SAMPLES = 16
-BETA = 0.5
+BETA = 1.0
 STALENESS = {"stale 4": 4, "stale 16": 16, "stale 64": 64}  # in steps
 SOURCES = ("on-policy", *STALENESS, "buffer", "uniform")
 ON_POLICY_PROB = 0.5
@@ -108,10 +108,10 @@ class Sampler:
         logits = self._sampling_policies(step, logits)
         response = TREE.draw(logits, self._uniform(TREE.depth).flatten(0, 2))
         state, token, _ = self._paths.of(response)
-        log_mu = at_tokens(at_states(logits, state).log_softmax(dim=-1), token)
+        log_mu = at_tokens(log_probs_of(at_states(logits, state)), token)
         advantage = torch.zeros(*response.shape, 1)
         if self._advantages:
-            table = TREE.advantages(logits.log_softmax(dim=-1), self._reward)
+            table = TREE.advantages(log_probs_of(logits), self._reward)
             advantage = at_tokens(at_states(table, state), token)
         draws = Draws(response, log_mu, advantage)
         self._replay(step, draws)

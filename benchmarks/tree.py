@@ -44,7 +44,8 @@ class Tree:
         """
         states, tokens, masks = [], [], []
         for response in range(self.responses):
-            path, node = [], response
+            path: list[tuple[int, int]] = []
+            node = response
             while node > 0:
                 parent, word = divmod(node - 1, self.words)
                 path.insert(0, (parent, word))
@@ -94,8 +95,10 @@ class Tree:
         node = torch.zeros_like(uniform[..., 0], dtype=torch.long)
         going = torch.ones_like(node, dtype=torch.bool)
         for step in range(self.depth):
-            ends = at_states(logits, node).softmax(dim=-1).cumsum(dim=-1)[..., : self.words]
-            token = (ends <= uniform[..., step : step + 1]).sum(dim=-1)  # the end if above them all
+            entries = at_states(logits, node)
+            mass = (entries - entries.amax(dim=-1, keepdim=True)).exp().cumsum(dim=-1)
+            number = uniform[..., step : step + 1] * mass[..., -1:]
+            token = (mass[..., : self.words] <= number).sum(dim=-1)  # the end if above them all
             going &= token != self.words
             node = torch.where(going, node * self.words + 1 + token, node)
         return node
@@ -103,6 +106,11 @@ class Tree:
     def _start(self, level: int) -> int:
         """Return the first node of a level, which is the number of nodes above it."""
         return (self.words**level - 1) // (self.words - 1)
+
+
+def log_probs_of(logits: Tensor) -> Tensor:
+    """Return log-probabilities; with few tokens several times as fast as torch's log_softmax."""
+    return logits - logits.logsumexp(dim=-1, keepdim=True)
 
 
 def at_states(table: Tensor, state: Tensor) -> Tensor:
