@@ -44,6 +44,7 @@ EXTRAS = {
         "pytest",
         "pytest-timeout",
         "ruff",
+        "trl",
     ),
 }
 """Optional distributions by the extra that installs them."""
