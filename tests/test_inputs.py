@@ -9,7 +9,7 @@ import torch
 
 from tba.config import Config
 from tba.config.objectives import CustomObjectiveConfig
-from tba.errors import ConfigError
+from tba.errors import ConfigError, UserCodeError
 from tba.inputs import Inputs, StepFacts, slices
 from tba.objectives import INPUTS, Objective, ObjectiveOutput, load_objective
 from tba.objectives.base import check_inputs, declared
@@ -216,3 +216,60 @@ def test_an_objective_that_names_what_there_is_not_is_refused(tmp_path: Path) ->
     with pytest.raises(ConfigError, match=r"mine\.py:lost asks for an input log_nu, which does"):
         load_objective(CustomObjectiveConfig(function=f"{tmp_path / 'mine.py'}:lost"))
     check_inputs(Objective(everything), "everything")
+
+
+CLUMSY = """
+import torch
+from tba.objectives import ObjectiveOutput
+
+def bare(log_pi, mask): return log_pi.where(mask, 0.0).mean()
+def raises(log_pi, mask): raise ValueError("my bug")
+def detached(log_pi, mask): return ObjectiveOutput(log_pi.detach().mean(), {})
+def long_metric(log_pi, mask):
+    loss = log_pi.where(mask, 0.0).mean()
+    return ObjectiveOutput(loss, {"kl_of_each": log_pi})
+def fine(log_pi, mask, *, scale):
+    loss = scale * log_pi.where(mask, 0.0).mean()
+    return ObjectiveOutput(loss, {"twice": 2.0, "loss": loss * 0 + 99, "reward_mean": 99})
+"""
+
+
+def custom(tmp_path: Path, name: str, **settings: float) -> Config:
+    (tmp_path / "mine.py").write_text(CLUMSY)
+    section = {"kind": "custom", "function": f"{tmp_path / 'mine.py'}:{name}", "settings": settings}
+    return Config.model_validate({**make_config().model_dump(), "objective": section})
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("bare", r"mine\.py:bare returned a Tensor, expected tba\.objectives\.ObjectiveOutput"),
+        ("raises", r"mine\.py:raises failed: ValueError: my bug"),
+        ("detached", r"mine\.py:detached returned a loss that is no scalar tensor with gradient"),
+        ("long_metric", r"metric kl_of_each .* is no single number"),
+    ],
+)
+def test_what_goes_wrong_in_ones_own_objective_is_said_in_a_sentence(
+    policy: Policy, tmp_path: Path, name: str, message: str
+) -> None:
+    update = PolicyUpdate(policy.model, custom(tmp_path, name))
+    with pytest.raises(UserCodeError, match=message):
+        update.step(make_batch(queries=2), 0)
+
+
+def test_settings_of_ones_own_objective_come_from_the_configuration(
+    policy: Policy, tmp_path: Path
+) -> None:
+    batch = make_batch(queries=2)
+    once, twice = (
+        PolicyUpdate(policy.model, custom(tmp_path, "fine", scale=scale)).step(batch, 0).metrics
+        for scale in (1.0, 2.0)
+    )
+    assert twice["grad_norm"] == pytest.approx(2 * once["grad_norm"], rel=0.2)  # one step later
+    assert once["twice"] == 2.0
+    assert once["loss"] < 0, "the trainer's own numbers are not overwritten"
+    assert once["reward_mean"] == pytest.approx(batch.reward[batch.index].mean(), rel=1e-5)
+    with pytest.raises(ConfigError, match=r"needs a value for scale: set objective\.settings\.sc"):
+        PolicyUpdate(policy.model, custom(tmp_path, "fine"))
+    with pytest.raises(ConfigError, match=r"names size, but .*mine\.py:fine has no such .* scale"):
+        PolicyUpdate(policy.model, custom(tmp_path, "fine", scale=1, size=2))

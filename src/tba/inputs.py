@@ -83,8 +83,9 @@ class Inputs:
         self.anchor = Anchor(model, config) if "log_old" in names else None
 
     def of_loss(self, micro: Batch, facts: StepFacts) -> dict[str, Input]:
-        """Return the inputs of the loss for a micro-batch, `log_mu` and `log_ref` in any case."""
-        names = dict.fromkeys([*self._objective.inputs(), "log_pi", "mask", "log_mu", "log_ref"])
+        """Return the inputs of the loss for a micro-batch, and those of the trainer's metrics."""
+        always = ("log_pi", "mask", "log_mu", "log_ref", "reward")
+        names = dict.fromkeys([*self._objective.inputs(), *always])
         return self._named(micro, list(names), facts)
 
     @torch.no_grad()

@@ -8,13 +8,21 @@ import math
 from typing import Any
 
 from tba.config.base import Section
-from tba.config.objectives import BetaConfig, ConstantBeta, LinearBeta, LinearThenCutBeta
+from tba.config.objectives import (
+    BetaConfig,
+    ConstantBeta,
+    CustomObjectiveConfig,
+    LinearBeta,
+    LinearThenCutBeta,
+)
 from tba.config.training import ConstantRate, CosineRate, LinearRate, RateConfig
 
 
 def settings_at(section: Section, step: int, steps: int) -> dict[str, Any]:
     """Return the settings of an objective at one step of the run, its kind left out."""
     schedules = (ConstantBeta, LinearBeta, LinearThenCutBeta)
+    if isinstance(section, CustomObjectiveConfig):
+        return dict(section.settings)
     values = {name: getattr(section, name) for name in type(section).model_fields if name != "kind"}
     return {
         name: beta_at(value, step, steps) if isinstance(value, schedules) else value

@@ -112,7 +112,10 @@ class Trainer:
         enough = self._config.buffer.initial_samples
         if self._config.sync.mode != "lockstep":  # which searches before the first step anyway
             enough = max(enough, self._config.trainer.samples_per_query)
-        return self.version > 0 or self._intake.arrivals.scored >= enough
+        if self.version > 0:  # resumed with a full buffer: wait for the searchers to start alone
+            free = self._config.sync.mode == "free" and self._config.runtime.kind == "local"
+            enough = 1 if free else 0
+        return self._intake.arrivals.scored >= enough
 
     def _draw(self) -> Batch | None:
         """Draw this step's batch; wait only where the bounds leave nothing to draw."""

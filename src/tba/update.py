@@ -19,6 +19,7 @@ from tba.config import Config
 from tba.inputs import Inputs, StepFacts, slices
 from tba.objectives import load_objective
 from tba.objectives.base import declared
+from tba.objectives.metrics import reward_metrics
 from tba.records import Batch
 from tba.schedules import learning_rate_at, settings_at
 
@@ -138,7 +139,9 @@ class PolicyUpdate:
         drift = _drift(
             *(torch.as_tensor(inputs[name]) for name in ("log_pi", "log_mu", "log_ref", "mask"))
         )
-        return {"loss": output.loss.detach(), **drift, **output.metrics}
+        rewards = reward_metrics(torch.as_tensor(inputs["reward"]))
+        own = {name: torch.as_tensor(value) for name, value in output.metrics.items()}
+        return {**own, **rewards, **drift, "loss": output.loss.detach()}
 
 
 @torch.no_grad()

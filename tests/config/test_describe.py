@@ -51,9 +51,13 @@ def test_settings_of_every_kind_appear_once_and_without_a_condition():
 
 
 def test_settings_of_some_kinds_name_them():
-    assert [s.when for s in settings_of("objective.beta.start")] == [
-        "objective.beta.kind = linear or linear_then_cut"
-    ]
+    (start,) = settings_of("objective.beta.start")
+    kinds, schedules = start.conditions
+    assert schedules == ("objective.beta.kind", ("linear", "linear_then_cut"))
+    assert kinds[0] == "objective.kind"
+    assert {"tb", "rloo", "online_dpo"} < set(kinds[1])
+    assert not {"grpo", "dr_grpo", "a_star_po", "kimi"} & set(kinds[1])
+    assert start.when.endswith(" and objective.beta.kind = linear or linear_then_cut")
     assert {(s.when, s.default) for s in settings_of("task.train_file")} == {
         ("task.kind = gsm8k", "required"),
         ("task.kind = custom", "none"),

@@ -66,7 +66,7 @@ def test_a_key_of_another_kind_says_which_kind():
         (
             "--objective.beta.kind=linear_then_cut",
             "objective.beta.start is missing, expected number > 0: Beta at the first step; and "
-            "objective.beta.end is missing, expected number > 0: Beta from `end_at` on",
+            "objective.beta.end is missing, expected number > 0: Beta from `cut_at` on",
         ),
         (
             "--trainer.steps",
@@ -107,3 +107,38 @@ def test_nearest_prefers_the_same_section_among_equal_last_parts():
     known = ["trainer.samples_per_query", "search.samples_per_query"]
     assert nearest("serch.samples_per_query", known) == "search.samples_per_query"
     assert nearest("anything", []) is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            ["--objective.kind=dr_grpo", "--objective.beta=0.1"],
+            "objective.beta is no setting of objective.kind = dr_grpo: leave it out",
+        ),
+        (
+            ["--objective.kind=dr_grpo", "--objective.beta.value=0.1"],
+            "objective.beta.value is no setting of objective.kind = dr_grpo: leave it out",
+        ),
+        (["--objective.beta=-1"], "objective.beta.value is -1, expected number > 0"),
+        (
+            ["--objective.kind=grpo", "--objective.beta=-1"],
+            "objective.beta is -1, expected number >= 0",
+        ),
+        (
+            ["--objective.beta=much"],
+            'objective.beta is "much", expected a table, as for objective.beta.kind',
+        ),
+        (
+            ["--objective.kind=custom", "--objective.function=a:b", "--objective.scale=2"],
+            "objective.scale is no setting: a parameter of your function is "
+            "objective.settings.scale",
+        ),
+        (
+            ["--objective.kind=custom", "--objective.function=a:b", "--objective.settings.s=x"],
+            'objective.settings.s is "x", expected number',
+        ),
+    ],
+)
+def test_settings_of_objectives_are_explained_as_those_of_the_chosen_kind(overrides, sentence):
+    assert refusal(*overrides) == sentence

@@ -172,7 +172,7 @@ def test_home_is_written_out_and_full_paths_stay(elsewhere, monkeypatch):
     [
         (b"[trainer]\nsteps = \n", ["not valid TOML", "line 2"]),
         (b"\xff\xfe", ["not valid TOML", "utf-8"]),
-        (b"task = 3\n", ["task.kind is", "expected one of arithmetic, gsm8k, custom"]),
+        (b"task = 3\n", ["task is 3", "expected a table, as for task.kind"]),
         (b"[trainer]\nsteps = '10'\n", ['trainer.steps is "10"', "expected integer > 0"]),
         (b"", ["task.kind is missing"]),
     ],
@@ -200,3 +200,10 @@ def test_an_unknown_source_is_named(source, words):
     with pytest.raises(ConfigError) as caught:
         load_config([source])
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["tb", "rloo", "online_dpo", "a_star_po"])
+def test_a_number_stands_for_a_constant_beta(kind):
+    config = arithmetic(f"--objective.kind={kind}", "--objective.beta=0.2")
+    assert config.objective.beta == ConstantBeta(value=0.2)
+    assert arithmetic("--objective.kind=grpo", "--objective.beta=0.2").objective.beta == 0.2

@@ -1,6 +1,6 @@
 """Every setting as text: name, type, default and meaning, read off the sections themselves."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -31,12 +31,29 @@ class Setting:
     """What it means, with its unit."""
     choices: tuple[str, ...] = ()
     """Allowed values, where they are few words."""
-    when: str = ""
-    """For a setting of some kinds only: which, such as `task.kind = gsm8k`."""
+    conditions: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """For a setting of some kinds only: which, as (`task.kind`, (`gsm8k`, ...)); all must hold."""
     is_text: bool = False
     """Whether any text at all is a value."""
     is_optional: bool = False
     """Whether it can be `none`."""
+
+    @property
+    def when(self) -> str:
+        """The conditions in words, such as `task.kind = gsm8k`; empty when there are none."""
+        return " and ".join(f"{name} = {' or '.join(kinds)}" for name, kinds in self.conditions)
+
+    def holds(self, tree: Mapping[str, object]) -> bool:
+        """Say whether the kinds chosen in a configuration have this setting."""
+        return all(value_of(name, tree) in kinds for name, kinds in self.conditions)
+
+
+def value_of(name: str, tree: Mapping[str, object]) -> object:
+    """Return what a configuration sets under a dotted name; None when it sets nothing."""
+    node: object = tree
+    for part in name.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node
 
 
 @cache
@@ -86,10 +103,10 @@ def _of_union(
             if setting.name != f"{name}.kind":
                 owners.setdefault(setting, []).append(kind)
     for setting, owned_by in owners.items():
-        if len(owned_by) < len(members) and not setting.when:
-            yield replace(setting, when=f"{name}.kind = " + " or ".join(owned_by))
-        else:
-            yield setting
+        if len(owned_by) < len(members):
+            own = (f"{name}.kind", tuple(owned_by))
+            setting = replace(setting, conditions=(own, *setting.conditions))
+        yield setting
 
 
 def _leaf(name: str, field: FieldInfo, default: object) -> Setting:
@@ -135,8 +152,12 @@ def _type_text(annotation: Any, metadata: Sequence[object] = ()) -> str:
         return "one of " + ", ".join(map(str, args))
     if origin in (Union, UnionType):
         return " or ".join("none" if part is NoneType else _type_text(part) for part in args)
-    if origin is tuple and args[-1] is Ellipsis:
-        return f"list of {_type_text(args[0])}"
+    if origin is dict or (origin is tuple and args[-1] is Ellipsis):
+        return (
+            f"table of {_type_text(args[1])}"
+            if origin is dict
+            else f"list of {_type_text(args[0])}"
+        )
     if origin is tuple:
         return "[" + ", ".join(map(_type_text, args)) + "]"
     bounds = (

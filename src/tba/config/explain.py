@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tba.config.describe import Setting, describe
+from tba.config.describe import Setting, describe, value_of
 from tba.config.toml import literal
 
 MOST_ERRORS = 2
@@ -43,32 +43,48 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
 
 def _sentence(error: Any, tree: Mapping[str, object]) -> str:
     name = _dotted(error["loc"])
-    setting = _find(name) or _find(f"{name}.kind")
+    setting = _find(name, tree)
+    table = None if setting else _find(f"{name}.kind", tree)
     match error["type"]:
         case "value_error":  # a rule of ours, already a sentence
             sentence = str(error["ctx"]["error"])
         case "extra_forbidden":
-            sentence = _unknown(name, error["input"])
-        case "missing" | "union_tag_not_found" if setting and _value(setting.name, tree) is None:
-            meaning = setting.help.rstrip(".")
-            sentence = f"{setting.name} is missing, expected {setting.type}: {meaning}"
+            sentence = _unknown(name, error["input"], tree)
+        case "missing" | "union_tag_not_found" if (wanted := setting or table) and value_of(
+            wanted.name, tree
+        ) is None:
+            meaning = wanted.help.rstrip(".")
+            sentence = f"{wanted.name} is missing, expected {wanted.type}: {meaning}"
         case _ if setting:
-            sentence = _wrong(setting, _value(setting.name, tree))
+            sentence = _wrong(setting, value_of(setting.name, tree))
+        case _ if table and isinstance(value_of(name, tree), Mapping):
+            sentence = _wrong(table, value_of(table.name, tree))
+        case _ if within := _find(name.rpartition(".")[0], tree):
+            expected = within.type.removeprefix("table of ")
+            sentence = f"{name} is {_short(error['input'])}, expected {expected}"
         case _:
             example = next(s.name for s in describe() if s.name.startswith(f"{name}."))
             sentence = f"{name} is {_short(error['input'])}, expected a table, as for {example}"
     return sentence
 
 
-def _unknown(name: str, value: object) -> str:
+def _unknown(name: str, value: object, tree: Mapping[str, object]) -> str:
     while isinstance(value, Mapping) and value:  # as far down as the user wrote
         key, value = next(iter(value.items()))
         name = f"{name}.{key}"
-    elsewhere = [setting.when for setting in describe() if setting.name == name]
-    if elsewhere:
+    if name.startswith("objective.") and value_of("objective.kind", tree) == "custom":
+        parameter = name.removeprefix("objective.")
         return (
-            f"{name} is a setting only with {' or with '.join(elsewhere)}: set that or leave it out"
+            f"{name} is no setting: a parameter of your function is objective.settings.{parameter}"
         )
+    elsewhere = {setting.when for setting in describe() if setting.name == name}
+    is_table = any(setting.name.startswith(f"{name}.") for setting in describe())
+    if len(elsewhere) == 1 and not is_table:
+        return f"{name} is a setting only with {elsewhere.pop()}: set that or leave it out"
+    if elsewhere or is_table:
+        section = name.partition(".")[0]
+        kind = value_of(f"{section}.kind", tree)
+        return f"{name} is no setting of {section}.kind = {kind}: leave it out"
     names = [setting.name for setting in describe()]
     groups = {setting.name.rpartition(".")[0] for setting in describe()} - {""}
     return f"there is no setting {name}{did_you_mean(name, [*names, *sorted(groups)])}"
@@ -79,8 +95,9 @@ def _wrong(setting: Setting, value: object) -> str:
     return f"{setting.name} is {_short(value)}, expected {setting.type}{hint}"
 
 
-def _find(name: str) -> Setting | None:
-    return next((setting for setting in describe() if setting.name == name), None)
+def _find(name: str, tree: Mapping[str, object]) -> Setting | None:
+    """Return the setting of this name that the chosen kinds have."""
+    return next((s for s in describe() if s.name == name and s.holds(tree)), None)
 
 
 def _dotted(location: Sequence[str | int]) -> str:
@@ -89,17 +106,10 @@ def _dotted(location: Sequence[str | int]) -> str:
     for part in location:
         if isinstance(part, int):
             break
-        kind = _find(".".join([*parts, "kind"]))
-        if kind is None or part not in kind.choices:
+        name = ".".join([*parts, "kind"])
+        if not any(part in s.choices for s in describe() if s.name == name):
             parts.append(part)
     return ".".join(parts)
-
-
-def _value(name: str, tree: Mapping[str, object]) -> object:
-    node: object = tree
-    for part in name.split("."):
-        node = node.get(part) if isinstance(node, Mapping) else None
-    return node
 
 
 def _short(value: object) -> str:

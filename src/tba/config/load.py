@@ -46,6 +46,7 @@ def load_config(sources: Sequence[str | Config], overrides: Sequence[str] = ()) 
     for layer in [*map(_read, sources), _parse_overrides(overrides)]:
         tree = _merge(tree, layer)
         _fill_kinds(tree)
+        _expand_beta(tree)
     _make_paths_absolute(tree)
     try:
         # Strict JSON takes text for a path and a list for a tuple, but neither "10" nor true as 10.
@@ -115,6 +116,18 @@ def _fill_kinds(tree: Tree) -> None:
             node = node.get(part) if isinstance(node, dict) else None
         if isinstance(node, dict):
             node.setdefault("kind", tomllib.loads(f"v = {setting.default}")["v"])
+
+
+def _expand_beta(tree: Tree) -> None:
+    """Take a number where a schedule of beta may stand for a constant one."""
+    objective = tree.get("objective")
+    beta = objective.get("beta") if isinstance(objective, dict) else None
+    if not isinstance(objective, dict) or type(beta) not in (int, float):
+        return
+    expanded = {**objective, "beta": {"kind": "constant", "value": beta}}
+    wanted = (setting for setting in describe() if setting.name == "objective.beta.value")
+    if any(setting.holds({"objective": expanded}) for setting in wanted):
+        tree["objective"] = expanded
 
 
 def _make_paths_absolute(tree: Tree) -> None:

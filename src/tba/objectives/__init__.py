@@ -2,7 +2,8 @@
 
 from tba.config.objectives import CustomObjectiveConfig, ObjectiveConfig
 from tba.objectives.actor_critic import a3c, vtrace
-from tba.objectives.base import INPUTS, Objective, ObjectiveOutput, check_inputs
+from tba.objectives.base import INPUTS, Objective, ObjectiveOutput
+from tba.objectives.custom import load_custom
 from tba.objectives.f_trajectory_balance import f_tb
 from tba.objectives.group_relative import dr_grpo, grpo, gspo
 from tba.objectives.imitation import best_of_n, mle_smoothing, raft, rest
@@ -15,7 +16,6 @@ from tba.objectives.proximal import ppo, ppo_targets, vineppo
 from tba.objectives.subtrajectory_balance import subtb
 from tba.objectives.trajectory_balance import trajectory_balance
 from tba.objectives.trajectory_balance_prime import tb_prime
-from tba.references import load_function
 
 __all__ = [
     "INPUTS",
@@ -71,11 +71,10 @@ def load_objective(section: ObjectiveConfig) -> Objective:
     """Return the objective that a section of the configuration chooses.
 
     Raises:
-        ConfigError: A function of the user's own names an input that there is not.
+        ConfigError: A function of the user's own names an input that there is not, or a setting of
+            it has no value.
         UserCodeError: It cannot be imported.
     """
-    if not isinstance(section, CustomObjectiveConfig):
-        return OBJECTIVES[section.kind]
-    objective = Objective(load_function(section.function, "objective"))
-    check_inputs(objective, section.function)
-    return objective
+    if isinstance(section, CustomObjectiveConfig):
+        return load_custom(section)
+    return OBJECTIVES[section.kind]

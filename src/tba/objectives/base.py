@@ -1,6 +1,8 @@
 """The contract of an objective: a pure function from tensors to a loss.
 
-    def objective(log_pi, log_ref, mask, reward, *, beta): ...
+    def objective(log_pi, log_ref, mask, reward, *, beta):
+        ...
+        return ObjectiveOutput(loss=loss, metrics={"name": scalar})
 
 What it needs it declares by the names of its positional parameters, which are those of `INPUTS`;
 the trainer's rails compute just these. Parameters after the star are its settings, named as the
@@ -50,7 +52,7 @@ class ObjectiveOutput:
 
     loss: Tensor
     """Mean over the queries of the (micro-)batch; shape []."""
-    metrics: Mapping[str, Tensor]
+    metrics: Mapping[str, Tensor | float]
     """Detached scalars by name, each a mean over queries; shape []."""
 
 

@@ -104,9 +104,13 @@ class RunFolder:
         folder = cls(path)
         if not path.is_dir():
             raise RunFolderError(f"run folder {path} does not exist: check the path")
-        if not folder.lock_file.is_file() or not folder.config_file.is_file():
+        if folder.lock_file.is_file() and not folder.config_file.is_file():
             raise RunFolderError(
-                f"{path} is not a run folder (tba.lock or config.json is missing): name the folder "
+                f"no run has begun in {path}: start one there by tba train RECIPE --run-dir {path}"
+            )
+        if not folder.lock_file.is_file():
+            raise RunFolderError(
+                f"{path} is not a run folder (tba.lock is missing): name the folder "
                 "that `tba train` made"
             )
         return folder

@@ -11,4 +11,7 @@ class CustomObjectiveConfig(Section):
     kind: Literal["custom"] = "custom"
     """Objective kind."""
     function: str
-    """file.py:function or package.module:function; its settings are the defaults it gives."""
+    """file.py:function or package.module:function."""
+    settings: dict[str, float] = {}  # noqa: RUF012 - pydantic copies it
+    """Values of the function's keyword-only parameters, such as objective.settings.scale = 2; the
+    others keep their defaults."""
