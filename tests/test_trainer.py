@@ -1,5 +1,7 @@
 """The trainer's box in whole inline runs: against a loop written by hand, and its promises."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -254,3 +256,19 @@ def test_a_diverged_run_ends_with_a_reason_and_can_be_resumed(tmp_path, monkeypa
     resumed = tba.resume(run, progress=False)
     assert (resumed.ended, resumed.steps, resumed.bad_steps) == (Ending.FINISHED, 8, 3)
     assert [line["step"] for line in metrics(run)] == list(range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("runtime", "mode", "waits"),
+    [("local", "free", True), ("inline", "free", False), ("local", "barrier", False)],
+)
+def test_a_resumed_run_waits_for_the_first_delivery_where_searchers_need_time_to_start(
+    tmp_path, runtime, mode, waits
+):
+    trainer = Trainer.__new__(Trainer)
+    trainer._config = tiny_config(tmp_path, runtime={"kind": runtime}, sync={"mode": mode})
+    trainer._intake = SimpleNamespace(arrivals=SimpleNamespace(scored=0))
+    trainer.version = 5
+    assert trainer._filled() is not waits
+    trainer._intake.arrivals.scored = 1
+    assert trainer._filled()
