@@ -16,6 +16,7 @@ from tba.policy.loading import load_policy
 from tba.run.summary import Ending, Summary
 from tba.searcher import Tickets
 from tba.tasks import load_task
+from tba.trainer import Trainer
 from tba.update import PolicyUpdate
 from tiny_runs import final_tensors, metrics, rollouts, tiny_config, train
 
