@@ -32,7 +32,7 @@ ROWS = (
 _CURVES = (
     ("nats", ("log_prob_mismatch", "kl_k1", "kl_k3")),
     ("share", ("effective_sample_share", "clipped_share", "outside_share")),
-    ("log Z, nats", ("log_z", "log_z_reference")),
+    ("VarGrad log Z too high by, nats", ("log_z_difference",)),
 )
 
 
