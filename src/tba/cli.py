@@ -1,4 +1,4 @@
-"""The command line: `tba train`, `tba eval`, `tba doctor`.
+"""The command line: `tba train`, `tba eval`, `tba analyse`, `tba doctor`.
 
 Whatever the user got wrong ends in one sentence on stderr and exit code 2; a run that could not go
 on, in one sentence and exit code 1; Ctrl-C, in 130 after the run has closed. Torch is imported
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 SETTINGS_ALLOWED = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Lets `--section.key value` pass through to the configuration."""
 HELP_WIDTH = 100
+PAPER_WIDTH = 160
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer does not export it
 EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -193,6 +194,56 @@ def evaluate(
     for name, value in report.lines():
         table.add_row(name, value)
     Console().print(table)
+
+
+@app.command()
+def analyse(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; the run may be alive.")],
+    objectives: Annotated[
+        str | None,
+        typer.Option(help="Objectives to compare, such as tb,grpo. [default: eight usual ones]"),
+    ] = None,
+    bins: Annotated[
+        str | None,
+        typer.Option(help="Ranges of staleness. [default: 0,1,2-3,4-7,... as in metrics.jsonl]"),
+    ] = None,
+    queries: Annotated[int, typer.Option(min=1, help="Most queries in the batch of a range.")] = 16,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=2, help="Samples of each. [default: the run's trainer.samples_per_query]"),
+    ] = None,
+    checkpoint: Annotated[
+        int | None, typer.Option(help="Step of the checkpoint. [default: the newest]")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the results. [default: RUN/analysis]")
+    ] = None,
+) -> None:
+    """Say by staleness how a run's samples and objectives fit the policy of a checkpoint."""
+    RunFolder.open(run)  # answers at once that there is no run
+    api.let_idle_threads_sleep()
+    from tba.analyse import Plan, analyse
+    from tba.analysis_report import draw_picture, tables
+    from tba.staleness import parse_bins
+
+    plan = Plan(
+        objectives=None if objectives is None else tuple(objectives.split(",")),
+        bins=None if bins is None else tuple(parse_bins(bins)),
+        queries=queries,
+        samples=samples,
+        checkpoint=checkpoint,
+    )
+    analysis = analyse(run, plan, lambda text: print(f"tba: {text}", file=sys.stderr))
+    folder = run / "analysis" if out is None else out
+    analysis.write(folder)
+    console = Console(width=None if sys.stdout.isatty() else PAPER_WIDTH, highlight=False)
+    for table in tables(analysis, plain=not sys.stdout.isatty()):
+        console.print(table, "")
+    for left_out in analysis.left_out:
+        print(f"staleness {left_out.bin} is left out: {left_out.reason()}")
+    if not draw_picture(analysis, folder / "analysis.png"):
+        print("no picture: matplotlib is missing (the extra report)")
+    print(f"step {analysis.step} of {run}: everything is in {folder}")
 
 
 @app.command()

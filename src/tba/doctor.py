@@ -40,6 +40,7 @@ EXTRAS = {
         "beartype",
         "gguf",
         "hypothesis",
+        "matplotlib",
         "mypy",
         "pytest",
         "pytest-timeout",

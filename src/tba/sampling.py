@@ -61,7 +61,7 @@ def draw_batch(
             logits = _off_policy_logits(buffer.field("reward", slots), config)
             chosen = choose_by_softmax(logits, found, samples_per_query, generator)
         draws.append(slots[chosen])
-    batch = _assemble(buffer, numbers, np.stack(draws), on_policy)
+    batch = assemble(buffer, numbers, np.stack(draws), on_policy)
     buffer.count_use(batch.slots)
     return batch
 
@@ -189,10 +189,10 @@ def _shuffled(count: int, generator: np.random.Generator) -> Iterator[int]:
         moved[j] = moved.pop(i, i)
 
 
-def _assemble(
+def assemble(
     buffer: ReplayBuffer, numbers: Int64, slots: NDArray[Any], on_policy: NDArray[np.bool_]
 ) -> Batch:
-    """Store each query's unique samples once; `slots` has shape [query, sample]."""
+    """Return the batch of given queries and samples; `slots` has shape [query, sample]."""
     rows: list[NDArray[Any]] = []
     index = np.empty(slots.shape, dtype=np.int64)
     for q, drawn in enumerate(slots):

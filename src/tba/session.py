@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from tba.annotations import annotation_names
 from tba.buffer import ReplayBuffer
 from tba.config import Config, InlineRuntimeConfig
 from tba.engines.base import Sampling
@@ -28,8 +27,7 @@ from tba.evaluation import evaluate
 from tba.pace import Arrivals, Intake
 from tba.policy.initial import initial_model
 from tba.policy.loading import load_policy
-from tba.policy.reference import Reference
-from tba.policy.resets import ReferenceResets
+from tba.policy.resets import ReferenceResets, load_reference
 from tba.records import EvalReport, StepReport
 from tba.run.checkpoint import Checkpoint, TrainerState, load_newest, save_checkpoint
 from tba.run.folder import RunFolder
@@ -37,6 +35,7 @@ from tba.run.interrupt import StopSignal
 from tba.run.ledger import Ledger
 from tba.run.metrics import MetricsWriter
 from tba.run.progress import Progress
+from tba.run.rebuild import rebuild_buffer
 from tba.run.rollouts import RolloutLog
 from tba.run.summary import Ending, Summary, Totals, summarize
 from tba.runtimes import SearchPlan, make_runtime
@@ -283,25 +282,12 @@ class Session:
     def _rebuild_buffer(
         self, checkpoint: Checkpoint | None, version: int
     ) -> tuple[ReplayBuffer, int]:
-        """Return the buffer as the log has it, and the lowest ticket that no search batch had.
-
-        Samples of versions later than the checkpoint count as its own: the policy that found them
-        was lost. That stays so in later sittings, to whose versions those numbers mean nothing.
-        """
-        buffer = ReplayBuffer(
-            self._config.buffer.capacity_per_query, annotation_names(self._config.objective)
-        )
+        """Return the buffer as the log has it, and the lowest ticket that no search batch had."""
+        rebuilt = rebuild_buffer(self._rollouts.read(), self._config, checkpoint, version)
         earlier = checkpoint.state.resumptions if checkpoint else ()
-        next_ticket = rows = 0
-        for batch in self._rollouts.read():
-            ceilings = [step for logged, step in earlier if rows < logged]
-            buffer.add(batch, version_ceiling=min([version, *ceilings]))
-            rows += batch.num_rows
-            next_ticket = max(next_ticket, max(batch.column("ticket").to_pylist(), default=-1) + 1)
+        rows = rebuilt.rows
         self._resumptions = (*earlier, (rows, version)) if rows else earlier
-        if checkpoint is not None:
-            buffer.load_state(checkpoint.buffer())
-        return buffer, next_ticket
+        return rebuilt.buffer, rebuilt.next_ticket
 
     def _make_resets(
         self, model_folder: str, checkpoint: Checkpoint | None
@@ -309,23 +295,15 @@ class Session:
         config = self._config
         if config.sync.reference_reset_every is None:
             return None
-        dtype = getattr(torch, config.search.dtype)
-        policy = load_policy(
-            model_folder, config.model, device=self._policy.model.device, dtype=dtype
+        reference = load_reference(
+            model_folder,
+            config,
+            device=self._policy.model.device,
+            saved=checkpoint.reference() if checkpoint else None,
         )
-        reference = Reference(
-            policy.model,
-            temperature=config.search.temperature,
-            micro_batch_tokens=config.trainer.micro_batch_tokens,
-        )
-        saved = checkpoint.reference() if checkpoint else None
-        if saved is not None:
-            with torch.no_grad():
-                for name, weight in reference.weights().items():
-                    weight.copy_(saved[name])
         return ReferenceResets(
             reference,
-            WeightStore(reference.weights(), dtype),
+            WeightStore(reference.weights(), getattr(torch, config.search.dtype)),
             every=config.sync.reference_reset_every,
             version=checkpoint.state.reference_version if checkpoint else 0,
         )

@@ -8,6 +8,7 @@ sample drawn more than once for a query goes through the model once.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,57 +58,32 @@ def micro_batches(batch: Batch, token_budget: int) -> Iterator[list[int]]:
     yield chosen
 
 
-class PolicyUpdate:
-    """The policy with its heads, optimiser and schedules."""
+class BatchLoss:
+    """The objective on the policy, with the heads and the anchor that it asks for."""
 
     def __init__(self, model: PreTrainedModel, config: Config, eos_ids: Sequence[int] = ()) -> None:
-        self.model = model
+        self._model = model
         self._config = config.trainer
         self._section = config.objective
         self._objective = load_objective(config.objective)
         self._inputs = Inputs(model, self._objective, config, eos_ids)
-        heads = self._inputs.heads.named_parameters(prefix="heads")
-        groups = [
-            {"params": list(model.named_parameters()), "lr": self._config.learning_rate},
-            {"params": list(heads), "lr": self._config.head_learning_rate},
-        ]
-        self.optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            betas=(self._config.adam_beta1, self._config.adam_beta2),
-            eps=self._config.adam_epsilon,
-            weight_decay=self._config.weight_decay,
-            fused=True,  # one pass over weights and moments
-        )
-        self._peaks = [group["lr"] for group in self.optimizer.param_groups]
+        self.heads = self._inputs.heads
 
     def beside_the_policy(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the live weights of heads and anchor, where there are any; for checkpoints."""
-        heads, anchor = dict(self._inputs.heads.named_parameters()), self._inputs.anchor
+        heads, anchor = dict(self.heads.named_parameters()), self._inputs.anchor
         parts = {"heads": heads, "anchor": anchor.weights() if anchor else {}}
         return {name: weights for name, weights in parts.items() if weights}
 
-    def step(self, batch: Batch, number: int) -> UpdateResult:
-        """Take optimiser step `number` (from 0), unless loss or gradient is not finite."""
-        settings = settings_at(self._section, number, self._config.steps)
-        if self._inputs.anchor is not None:
-            self._inputs.anchor.follow(self.model, number)
-        self.optimizer.zero_grad(set_to_none=True)
-        metrics = self._accumulate(batch, number / self._config.steps, settings)
-        skipped = not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"]))
-        rate = learning_rate_at(self._config.learning_rate_schedule, number, self._config.steps)
-        if not skipped:
-            for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
-                group["lr"] = peak * rate
-            self.optimizer.step()
-        metrics["learning_rate"] = self._config.learning_rate * rate
-        if "beta" in settings:
-            metrics["beta"] = settings["beta"]
-        return UpdateResult(metrics, skipped)
+    def settings(self, number: int) -> dict[str, Any]:
+        """Return the settings of the objective at optimiser step `number` (from 0)."""
+        return settings_at(self._section, number, self._config.steps)
 
-    def _accumulate(
-        self, batch: Batch, progress: float, settings: Mapping[str, float]
-    ) -> dict[str, float]:
-        """Leave the clipped gradient of the batch's loss; return its metrics."""
+    def backward(self, batch: Batch, number: int) -> dict[str, Tensor]:
+        """Add the gradient of the batch's loss at step `number`; return its detached metrics."""
+        if self._inputs.anchor is not None:
+            self._inputs.anchor.follow(self._model, number)
+        settings, progress = self.settings(number), number / self._config.steps
         micros = list(micro_batches(batch, self._config.micro_batch_tokens))
         facts = StepFacts(float(batch.reward[batch.index].mean(dtype=np.float64)), progress, {})
         prepared = self._inputs.prepare(batch, micros, facts, settings)
@@ -119,12 +95,7 @@ class PolicyUpdate:
             share = len(queries) / len(batch.prompts)
             for name, value in self._backward(micro, own, settings, share).items():
                 sums[name] = sums.get(name, 0.0) + share * value
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._config.max_grad_norm)
-        if heads := list(self._inputs.heads.parameters()):
-            nn.utils.clip_grad_norm_(heads, self._config.max_grad_norm)
-        names = [*sums, "grad_norm"]
-        values = torch.stack([*sums.values(), norm.float()]).tolist()  # the step's one read-back
-        return dict(zip(names, values, strict=True))
+        return sums
 
     def _backward(
         self, micro: Batch, facts: StepFacts, settings: Mapping[str, float], share: float
@@ -142,6 +113,57 @@ class PolicyUpdate:
         rewards = reward_metrics(torch.as_tensor(inputs["reward"]))
         own = {name: torch.as_tensor(value) for name, value in output.metrics.items()}
         return {**own, **rewards, **drift, "loss": output.loss.detach()}
+
+
+class PolicyUpdate:
+    """The policy with its objective, optimiser and schedules."""
+
+    def __init__(self, model: PreTrainedModel, config: Config, eos_ids: Sequence[int] = ()) -> None:
+        self.model = model
+        self._config = config.trainer
+        self._loss = BatchLoss(model, config, eos_ids)
+        heads = self._loss.heads.named_parameters(prefix="heads")
+        groups = [
+            {"params": list(model.named_parameters()), "lr": self._config.learning_rate},
+            {"params": list(heads), "lr": self._config.head_learning_rate},
+        ]
+        self.optimizer = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            betas=(self._config.adam_beta1, self._config.adam_beta2),
+            eps=self._config.adam_epsilon,
+            weight_decay=self._config.weight_decay,
+            fused=True,  # one pass over weights and moments
+        )
+        self._peaks = [group["lr"] for group in self.optimizer.param_groups]
+
+    def beside_the_policy(self) -> dict[str, Mapping[str, Tensor]]:
+        """Return the live weights of heads and anchor, where there are any; for checkpoints."""
+        return self._loss.beside_the_policy()
+
+    def step(self, batch: Batch, number: int) -> UpdateResult:
+        """Take optimiser step `number` (from 0), unless loss or gradient is not finite."""
+        self.optimizer.zero_grad(set_to_none=True)
+        metrics = self._clipped_gradient(batch, number)
+        skipped = not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"]))
+        rate = learning_rate_at(self._config.learning_rate_schedule, number, self._config.steps)
+        if not skipped:
+            for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
+                group["lr"] = peak * rate
+            self.optimizer.step()
+        metrics["learning_rate"] = self._config.learning_rate * rate
+        if "beta" in (settings := self._loss.settings(number)):
+            metrics["beta"] = settings["beta"]
+        return UpdateResult(metrics, skipped)
+
+    def _clipped_gradient(self, batch: Batch, number: int) -> dict[str, float]:
+        """Leave the clipped gradient of the batch's loss; return its metrics."""
+        sums = self._loss.backward(batch, number)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._config.max_grad_norm)
+        if heads := list(self._loss.heads.parameters()):
+            nn.utils.clip_grad_norm_(heads, self._config.max_grad_norm)
+        names = [*sums, "grad_norm"]
+        values = torch.stack([*sums.values(), norm.float()]).tolist()  # the step's one read-back
+        return dict(zip(names, values, strict=True))
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tba.errors import RunFolderError, StorageError
 from tba.policy.loading import Policy
 from tba.records import EvalReport
-from tba.run.checkpoint import TrainerState, load_newest, save_checkpoint
+from tba.run.checkpoint import TrainerState, load_newest, load_step, save_checkpoint
 from tba.run.summary import StalenessTotals, Totals
 
 BUFFER = {
@@ -123,6 +123,19 @@ def test_the_optimizer_comes_back_exactly(tmp_path, make_model, tokenizer):
         for slot, tensor in slots.items():
             assert torch.equal(theirs["state"][index][slot], tensor)
             assert theirs["state"][index][slot].dtype == tensor.dtype
+
+
+def test_the_checkpoint_of_one_step_is_found_or_missed_by_name(tmp_path, save):
+    for step in (3, 6):
+        save(step, keep=9)
+    assert load_step(tmp_path, 3).state == state(3)
+    with pytest.raises(RunFolderError, match="no checkpoint of step 4: it has those of 3, 6"):
+        load_step(tmp_path, 4)
+    (load_step(tmp_path, 6).path / "buffer.safetensors").write_bytes(b"")
+    with pytest.raises(RunFolderError, match=r"is damaged: buffer\.safetensors has 0 bytes"):
+        load_step(tmp_path, 6)
+    with pytest.raises(RunFolderError, match="it has those of no step"):
+        load_step(tmp_path / "nowhere", 1)
 
 
 def test_an_optimizer_that_has_not_stepped_can_be_saved(tmp_path, save, make_model):
@@ -298,7 +311,7 @@ from pathlib import Path
 import numpy as np, torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from tba.policy.loading import Policy
-from tba.run.checkpoint import TrainerState, load_newest, save_checkpoint
+from tba.run.checkpoint import TrainerState, load_newest, load_step, save_checkpoint
 from tba.run.summary import Totals
 
 class Tokenizer:

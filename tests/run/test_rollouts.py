@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tba.errors import RunFolderError, StorageError
 from tba.records import FinishReason, Outcome, Score, Trajectory
-from tba.run.rollouts import SCHEMA, RolloutLog, decode, encode, from_bytes, to_bytes
+from tba.run.rollouts import SCHEMA, RolloutLog, decode, encode, from_bytes, read_log, to_bytes
 from tests.factories import distinct, excluded, trajectory
 
 BATCHES = [encode([*distinct(q, 3, version=q), excluded(q)]) for q in range(3)]
@@ -211,3 +211,25 @@ def test_append_returns_after_the_bytes_are_synced(tmp_path, monkeypatch):
         calls.clear()
         log.append_all(BATCHES)
         assert calls == ["write", "sync"]
+
+
+def test_a_log_being_written_is_read_up_to_a_position_and_left_as_it_is(tmp_path):
+    path = tmp_path / "log"
+    with RolloutLog(path) as log:
+        ends = [log.append(batch) for batch in BATCHES]
+        for count, end in enumerate(ends, start=1):
+            for until in (end, end + 1) if count < 3 else (end, end + 10_000):
+                found = [to_bytes(batch) for batch in read_log(path, until)]
+                assert found == [to_bytes(batch) for batch in BATCHES[:count]]
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])  # as while the last batch is on its way
+    assert len(list(read_log(path, ends[-1]))) == 2
+    assert path.read_bytes() == whole[:-5]
+
+
+def test_reading_what_is_no_log_is_refused(tmp_path):
+    with pytest.raises(RunFolderError, match="does not exist, so the run has no rollouts yet"):
+        list(read_log(tmp_path / "log", 0))
+    (tmp_path / "log").write_bytes(b"something else, long enough to be read")
+    with pytest.raises(RunFolderError, match="not a rollout log"):
+        list(read_log(tmp_path / "log", 0))

@@ -5,13 +5,16 @@ the reference. After a reset, samples of an older reference are scored anew when
 that no batch ever mixes references.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tba.buffer import ReplayBuffer
+from tba.config import Config
+from tba.policy.loading import load_policy
 from tba.policy.reference import Reference
 from tba.records import Batch
 from tba.sync import WeightStore
@@ -48,18 +51,41 @@ class ReferenceResets:
 
     def refresh(self, batch: Batch, buffer: ReplayBuffer) -> Batch:
         """Score the rows of an older reference anew, in the batch and in the buffer."""
-        stale = np.flatnonzero(batch.reference_version != self.version)
-        if len(stale) == 0:
-            return batch
-        fresh = self.reference.log_ref(
-            batch.prompts, [batch.tokens[row] for row in stale], batch.query_of_row[stale]
-        )
-        buffer.set_log_ref(batch.slots[stale], fresh, self.version)
-        log_ref = list(batch.log_ref)
-        for row, values in zip(stale, fresh, strict=True):
-            log_ref[row] = values
-        return replace(
-            batch,
-            log_ref=tuple(log_ref),
-            reference_version=np.full_like(batch.reference_version, self.version),
-        )
+        return refreshed(batch, buffer, self.reference, self.version)
+
+
+def refreshed(batch: Batch, buffer: ReplayBuffer, reference: Reference, version: int) -> Batch:
+    """Score the rows that have no log-probabilities of this reference, here and in the buffer."""
+    stale = np.flatnonzero(batch.reference_version != version)
+    if len(stale) == 0:
+        return batch
+    fresh = reference.log_ref(
+        batch.prompts, [batch.tokens[row] for row in stale], batch.query_of_row[stale]
+    )
+    buffer.set_log_ref(batch.slots[stale], fresh, version)
+    log_ref = list(batch.log_ref)
+    for row, values in zip(stale, fresh, strict=True):
+        log_ref[row] = values
+    return replace(
+        batch,
+        log_ref=tuple(log_ref),
+        reference_version=np.full_like(batch.reference_version, version),
+    )
+
+
+def load_reference(
+    initial: str, config: Config, *, device: torch.device, saved: Mapping[str, Tensor] | None
+) -> Reference:
+    """Load the initial model as the reference and give it the saved weights, if there are any."""
+    dtype = getattr(torch, config.search.dtype)
+    policy = load_policy(initial, config.model, device=device, dtype=dtype)
+    reference = Reference(
+        policy.model,
+        temperature=config.search.temperature,
+        micro_batch_tokens=config.trainer.micro_batch_tokens,
+    )
+    if saved is not None:
+        with torch.no_grad():
+            for name, weight in reference.weights().items():
+                weight.copy_(saved[name])
+    return reference

@@ -187,8 +187,7 @@ def load_newest(
     for path in found:
         damage = flaw(path)
         if damage is None:
-            state = TypeAdapter(TrainerState).validate_json((path / "state.json").read_bytes())
-            return Checkpoint(path, state)
+            return _open(path)
         warning = f"checkpoint {path} is damaged: {damage}; trying the one before it"
         logger.warning(warning)
         tell(warning)
@@ -198,6 +197,30 @@ def load_newest(
             "copy, or begin anew with --clean"
         )
     return None
+
+
+def load_step(checkpoints: Path, step: int) -> Checkpoint:
+    """Return the checkpoint of one step.
+
+    Raises:
+        RunFolderError: There is none, or it is damaged.
+    """
+    found = _newest_first(checkpoints)
+    path = next((path for path in found if _step(path) == step), None)
+    if path is None:
+        there = ", ".join(str(known) for known in sorted({_step(path) for path in found}))
+        raise RunFolderError(
+            f"{checkpoints} has no checkpoint of step {step}: it has those of {there or 'no step'}"
+        )
+    damage = flaw(path)
+    if damage is not None:
+        raise RunFolderError(f"checkpoint {path} is damaged: {damage}; choose another step")
+    return _open(path)
+
+
+def _open(path: Path) -> Checkpoint:
+    state = TypeAdapter(TrainerState).validate_json((path / "state.json").read_bytes())
+    return Checkpoint(path, state)
 
 
 def _write_policy(folder: Path, policy: Policy) -> None:

@@ -107,6 +107,24 @@ def from_bytes(message: bytes) -> pa.RecordBatch:
     return pa.ipc.read_record_batch(pa.py_buffer(message), SCHEMA)
 
 
+def read_log(path: Path, until: int) -> Iterator[pa.RecordBatch]:
+    """Yield the intact batches before byte `until` of a log that a run may be writing meanwhile.
+
+    Raises:
+        RunFolderError: There is no log, or it is something else.
+    """
+    try:
+        file = pa.OSFile(str(path), "rb")
+    except FileNotFoundError as error:
+        raise RunFolderError(f"{path} does not exist, so the run has no rollouts yet") from error
+    with file:
+        _check_header(path, file)
+        for message in _intact_messages(file):
+            if file.tell() > until:
+                return
+            yield pa.ipc.read_record_batch(message, SCHEMA)
+
+
 class RolloutLog:
     """The append-only log at `path`, created when missing; a context manager with one writer.
 
@@ -247,23 +265,33 @@ def _checksum_of(message: pa.Message) -> str:
 def _intact_bytes(path: Path) -> int:
     """Return the end of the last batch in a row whose body agrees with its checksum."""
     with pa.memory_map(str(path)) as file:
-        try:
-            schema = pa.ipc.read_schema(pa.ipc.read_message(file))
-        except (pa.ArrowException, OSError, EOFError) as error:
-            raise RunFolderError(
-                f"{path} is not a rollout log: it is not an Arrow stream"
-            ) from error
-        if schema != SCHEMA:
-            raise RunFolderError(f"{path} is not a rollout log of this version: its columns differ")
+        _check_header(path, file)
         end: int = file.tell()
-        while True:
-            try:
-                message = pa.ipc.read_message(file)
-            except (pa.ArrowException, OSError, EOFError):
-                return end
-            if _checksum_of(message).encode() not in message.metadata.to_pybytes():
-                return end
+        for _ in _intact_messages(file):
             end = file.tell()
+        return end
+
+
+def _check_header(path: Path, file: pa.NativeFile) -> None:
+    """Read the schema and refuse another than ours."""
+    try:
+        schema = pa.ipc.read_schema(pa.ipc.read_message(file))
+    except (pa.ArrowException, OSError, EOFError) as error:
+        raise RunFolderError(f"{path} is not a rollout log: it is not an Arrow stream") from error
+    if schema != SCHEMA:
+        raise RunFolderError(f"{path} is not a rollout log of this version: its columns differ")
+
+
+def _intact_messages(file: pa.NativeFile) -> Iterator[pa.Message]:
+    """Yield the batches in a row whose body agrees with its checksum."""
+    while True:
+        try:
+            message = pa.ipc.read_message(file)
+        except (pa.ArrowException, OSError, EOFError):
+            return
+        if _checksum_of(message).encode() not in message.metadata.to_pybytes():
+            return
+        yield message
 
 
 def _sync_folder(folder: Path) -> None:
