@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 from pathlib import Path
 
@@ -367,3 +368,33 @@ def test_a_run_stops_after_so_many_bad_steps(place):
 def test_a_policy_that_overflows_ends_the_run_with_the_reason(place):
     more = ("--trainer.steps=20", "--trainer.learning_rate=1e30", "--trainer.max_bad_steps=2")
     assert "has diverged: lower trainer.learning_rate" in refused("task.toml", *more, code=1)
+
+
+def test_a_disk_without_room_for_the_initial_model_is_named_and_the_folder_put_back(
+    place, monkeypatch
+):
+    from tba.policy import initial
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(initial, "build_policy", full)
+    sentence = refused("task.toml", "--model.model_name_or_path=none", "--model.build={}", code=1)
+    assert "initial model run/model could not be written (the disk is full)" in sentence
+    assert not Path("run/config.json").exists()
+
+
+def test_a_full_disk_that_the_log_meets_first_does_not_hide_the_reason(place, monkeypatch):
+    from tba.session import _LogFile
+
+    class FullStream:
+        def write(self, text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        flush = close = lambda self: self.write("")
+
+    log = _LogFile(place / "a.log")
+    log.stream.close()
+    log.stream = FullStream()
+    log.handle(logging.makeLogRecord({"msg": "lost"}))
+    log.close()

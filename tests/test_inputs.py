@@ -228,6 +228,9 @@ def detached(log_pi, mask): return ObjectiveOutput(log_pi.detach().mean(), {})
 def long_metric(log_pi, mask):
     loss = log_pi.where(mask, 0.0).mean()
     return ObjectiveOutput(loss, {"kl_of_each": log_pi})
+def reserved(log_pi, mask):
+    return ObjectiveOutput(log_pi.where(mask, 0.0).mean(), {"step": log_pi.detach().mean()})
+def of_others(log_pi, mask, step_advantage): ...
 def fine(log_pi, mask, *, scale):
     loss = scale * log_pi.where(mask, 0.0).mean()
     return ObjectiveOutput(loss, {"twice": 2.0, "loss": loss * 0 + 99, "reward_mean": 99})
@@ -247,6 +250,7 @@ def custom(tmp_path: Path, name: str, **settings: float) -> Config:
         ("raises", r"mine\.py:raises failed: ValueError: my bug"),
         ("detached", r"mine\.py:detached returned a loss that is no scalar tensor with gradient"),
         ("long_metric", r"metric kl_of_each .* is no single number"),
+        ("reserved", r"calls a metric step, which every line has: rename it"),
     ],
 )
 def test_what_goes_wrong_in_ones_own_objective_is_said_in_a_sentence(
@@ -271,5 +275,7 @@ def test_settings_of_ones_own_objective_come_from_the_configuration(
     assert once["reward_mean"] == pytest.approx(batch.reward[batch.index].mean(), rel=1e-5)
     with pytest.raises(ConfigError, match=r"needs a value for scale: set objective\.settings\.sc"):
         PolicyUpdate(policy.model, custom(tmp_path, "fine"))
+    with pytest.raises(ConfigError, match=r"asks for step_advantage, .* kind = vineppo alone"):
+        PolicyUpdate(policy.model, custom(tmp_path, "of_others"))
     with pytest.raises(ConfigError, match=r"names size, but .*mine\.py:fine has no such .* scale"):
         PolicyUpdate(policy.model, custom(tmp_path, "fine", scale=1, size=2))

@@ -1,5 +1,7 @@
 """Turn-taking: who searches when, what is delivered when, and what the trainer waits for."""
 
+import time
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -9,6 +11,7 @@ from tba.errors import AllExcludedError, WaitTimeoutError
 from tba.pace import Arrivals, Intake, Lane, Pace
 from tba.records import FinishReason, Outcome, Score, Trajectory
 from tba.run.rollouts import encode
+from tba.runtimes.base import SearchStatus
 
 
 def trajectory(ticket: int, reward: float | None = 1.0, detail: str = "") -> Trajectory:
@@ -108,6 +111,7 @@ class ScriptedRuntime:
         self.events: list[str] = []
         self.ticket = 0
         self.left = 0
+        self.restarts = 0
 
     def open_round(self, number: int) -> None:
         self.events.append(f"open {number}")
@@ -126,6 +130,9 @@ class ScriptedRuntime:
 
     def waiting_for(self, number: int) -> list[str]:
         return ["searcher 0, generating for 3.0 s"] if self.left else []
+
+    def status(self) -> SearchStatus:
+        return SearchStatus(tokens=0, busy_s=0.0, idle_s=0.0, alive=1, restarts=self.restarts)
 
 
 def make_intake(
@@ -174,7 +181,24 @@ def test_a_wait_that_runs_out_names_who_was_waited_for() -> None:
         WaitTimeoutError, match=r"the initial samples, in vain; .*searcher 0, generating"
     ):
         intake.wait(lambda: False, what="the initial samples")
-    assert intake.waited_s >= 0.05
+    assert intake.waited_s >= 0.1, "twice the time after which a silent searcher is replaced"
+
+
+def test_a_searcher_that_was_replaced_is_waited_for_anew() -> None:
+    runtime = ScriptedRuntime()
+    intake, _ = make_intake(runtime, timeout_s=0.1)
+    calls = []
+
+    def receive(timeout_s: float) -> list[pa.RecordBatch]:
+        time.sleep(0.05)
+        calls.append(time.perf_counter())
+        runtime.restarts = min(len(calls) // 3, 4)  # one death every 0.15 s, four in all
+        return []
+
+    runtime.receive = receive  # type: ignore[method-assign]
+    with pytest.raises(WaitTimeoutError, match=r"waited 0\.2 s"):
+        intake.wait(lambda: False, what="anything")
+    assert calls[-1] - calls[0] > 0.5, "each replacement gave it time"
 
 
 def test_an_interrupted_wait_ends_without_an_error() -> None:

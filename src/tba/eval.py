@@ -19,7 +19,7 @@ from tba.config import Config
 from tba.engines.base import Engine, Sampling
 from tba.engines.torch_engine import TorchEngine
 from tba.evaluation import answers, kl_to_reference, perplexity
-from tba.policy.loading import Policy, load_policy
+from tba.policy.loading import Policy, check_positions, load_policy
 from tba.policy.reference import Reference
 from tba.records import Float32, Query, Response
 from tba.run.checkpoint import load_newest
@@ -109,6 +109,7 @@ def evaluate_models(
     task = load_task(config.task, policy.tokenizer)
     queries = task.test[: config.evaluation.queries]
     length, temperature = config.search.max_completion_length, config.search.temperature
+    check_positions(policy.model, queries, length)
     engine = Recorder(TorchEngine(policy.model, policy.eos_ids))
     with Scorer(task.reward) as scorer:
         ask = partial(

@@ -35,6 +35,8 @@ Mode = Literal["free", "barrier", "lockstep"]
 NO_ROUND = -1
 POLL_S = 0.2
 MAX_EXTRA_ROUNDS = 10
+PATIENCE = 2
+"""The trainer waits this many times as long as a silent searcher lives: another can come."""
 
 
 def searches_per_round(config: Config) -> int:
@@ -139,7 +141,8 @@ class Arrivals:
         self._excluded_in_a_row = 0
         self._passed = 0
         self._fresh = 0
-        self._share = float("nan")
+        self.share = float("nan")
+        """Share of correct ones among the newest arrivals that there were."""
         self.scored = 0
         """Trajectories that arrived with a reward, duplicates included."""
         self.excluded = 0
@@ -173,9 +176,9 @@ class Arrivals:
     def pass_at_1(self) -> float:
         """Return the share of correct ones among the newest arrivals (since the last call)."""
         if self._fresh:
-            self._share = self._passed / self._fresh
+            self.share = self._passed / self._fresh
             self._passed = self._fresh = 0
-        return self._share
+        return self.share
 
 
 def _newest_failure(batch: pa.RecordBatch) -> str:
@@ -233,14 +236,17 @@ class Intake:
             WaitTimeoutError: It did not hold in time; the message names who was waited for.
         """
         start = progress = time.perf_counter()
+        restarts = self.runtime.status().restarts
         try:
             while not until():
                 if self.interrupted():
                     return False
-                if time.perf_counter() - progress > self._timeout_s:
+                if time.perf_counter() - progress > PATIENCE * self._timeout_s:
                     raise self._in_vain(what, number)
-                if self.take(POLL_S) and arrivals_help:
+                helped = self.take(POLL_S) and arrivals_help
+                if helped or self.runtime.status().restarts > restarts:
                     progress = time.perf_counter()
+                    restarts = self.runtime.status().restarts
             if number != NO_ROUND:
                 self.take()  # the round's last trajectories
             return True
@@ -250,8 +256,8 @@ class Intake:
     def _in_vain(self, what: str, number: int) -> WaitTimeoutError:
         names = "; ".join(self.runtime.waiting_for(number)) or "nobody in particular"
         return WaitTimeoutError(
-            f"waited {self._timeout_s:g} s for {what}, in vain; waiting for: {names}. Look into "
-            "that searcher's log, or raise sync.timeout_s"
+            f"waited {PATIENCE * self._timeout_s:g} s for {what}, in vain; waiting for: {names}. "
+            "Look into that searcher's log, or raise sync.timeout_s"
         )
 
 

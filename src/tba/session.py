@@ -12,7 +12,7 @@ The loop itself is `tba.trainer`; nothing here knows what a step does.
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -26,10 +26,11 @@ from tba.errors import StorageError, TbaError
 from tba.evaluation import evaluate
 from tba.pace import Arrivals, Intake
 from tba.policy.initial import initial_model
-from tba.policy.loading import load_policy
+from tba.policy.loading import check_positions, load_policy
 from tba.policy.resets import ReferenceResets, load_reference
 from tba.records import EvalReport, StepReport
 from tba.run.checkpoint import Checkpoint, TrainerState, load_newest, save_checkpoint
+from tba.run.durable import storage_errors
 from tba.run.folder import RunFolder
 from tba.run.interrupt import StopSignal
 from tba.run.ledger import Ledger
@@ -106,6 +107,8 @@ class Session:
             self._progress.event(
                 f"skipped {self._task.skipped} prompts longer than task.max_prompt_length"
             )
+        queries = [*self._task.train, *self._task.test]
+        check_positions(self._policy.model, queries, config.search.max_completion_length)
         self._scorer = stack.enter_context(Scorer(self._task.reward))
         self._rollouts = stack.enter_context(self._open_rollouts(checkpoint))
         self._metrics = stack.enter_context(MetricsWriter(folder.metrics, resumed_step=version))
@@ -135,6 +138,8 @@ class Session:
             pass_threshold=self._task.pass_threshold,
             hopeless_after=max(config.buffer.initial_samples, 2 * per_search),
         )
+        if checkpoint is not None:
+            arrivals.share = checkpoint.state.searched_pass_at_1
         self._intake = Intake(
             self._runtime, arrivals, timeout_s=config.sync.timeout_s, interrupted=self._stop
         )
@@ -226,6 +231,7 @@ class Session:
             reference_version=resets.version if resets else 0,
             rollout_position=self._rollouts.position,
             resumptions=self._resumptions,
+            searched_pass_at_1=self._intake.arrivals.share,
             before=self._before,
             totals=self._ledger.totals(self._runtime.status()),
         )
@@ -309,6 +315,18 @@ class Session:
         )
 
 
+class _LogFile(logging.FileHandler):
+    """A log whose own trouble, such as a full disk, never hides that of the run."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Lose the record."""
+
+    def close(self) -> None:
+        """Close the file, whatever is left unwritten."""
+        with suppress(OSError):
+            super().close()
+
+
 class _Teller(logging.Handler):
     """Shows warnings to whoever watches the run."""
 
@@ -324,7 +342,8 @@ class _Teller(logging.Handler):
 @contextmanager
 def _log_to(file: Path, tell: Callable[[str], None]) -> Iterator[None]:
     """Write everything this package logs to a file, and show its warnings."""
-    in_file = logging.FileHandler(file)
+    with storage_errors(f"log {file}"):
+        in_file = _LogFile(file)
     in_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handlers = (in_file, _Teller(tell))
     logger = logging.getLogger("tba")

@@ -176,16 +176,16 @@ def _drift(
     """Measure how far the policy has moved, from the sampling policies and from the reference.
 
     `kl` is the mean over samples of log pi(y|x) - log ref(y|x).
-    `log_prob_mismatch` is the mean |log pi - log mu| per token; `effective_sample_share` the mean
-    over queries of (sum w)^2 / (K sum w^2) with w = pi(y|x) / mu(y|x); `entropy` the mean of -log
-    pi per token under the samples.
+    All are means over queries. `log_prob_mismatch` is |log pi - log mu| per token of the query,
+    `effective_sample_share` (sum w)^2 / (K sum w^2) with w = pi(y|x) / mu(y|x), and `entropy` -log
+    pi per token of the query.
     """
-    tokens = mask.sum()
+    tokens = mask.sum((1, 2))  # [query]
     log_w = ((log_pi - log_mu) * mask).sum(-1)  # [query, sample]
     w = torch.softmax(log_w, dim=-1)
     return {
         "kl": ((log_pi - log_ref) * mask).sum(-1).mean(),
-        "log_prob_mismatch": ((log_pi - log_mu).abs() * mask).sum() / tokens,
+        "log_prob_mismatch": (((log_pi - log_mu).abs() * mask).sum((1, 2)) / tokens).mean(),
         "effective_sample_share": (1 / (w.square().sum(-1) * w.shape[-1])).mean(),
-        "entropy": -(log_pi * mask).sum() / tokens,
+        "entropy": -((log_pi * mask).sum((1, 2)) / tokens).mean(),
     }

@@ -10,8 +10,9 @@ from torch import nn
 from tba.config import BuildConfig, ModelConfig
 from tba.engines import Sampling
 from tba.engines.torch_engine import TorchEngine
-from tba.errors import ModelError
+from tba.errors import ConfigError, ModelError
 from tba.policy import build_policy, load_policy
+from tba.policy.loading import check_positions
 from tba.records import Query
 
 
@@ -139,6 +140,40 @@ def test_a_run_folder_is_refused_with_the_path_of_its_newest_policy(folder):
         (policy / "config.json").write_text("{}")
     (folder / "config.json").unlink()
     assert f"give {policy}, its newest policy" in _message(folder)
+
+
+def test_an_end_of_sequence_token_beyond_the_embeddings_is_refused(folder):
+    policy = _load(folder)
+    policy.tokenizer.add_special_tokens({"eos_token": "<new end>"})
+    policy.tokenizer.save_pretrained(folder)
+    assert "resize the model's embeddings" in _message(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", "[]"),
+        ("config.json", '{"model_type": "llama", "hidden_size": 10, "num_attention_heads": 3}'),
+        ("tokenizer.json", "[]"),
+    ],
+)
+def test_a_damaged_file_is_refused(folder, file, content):
+    (folder / file).write_text(content)
+    assert "No model could be loaded" in _message(folder)
+
+
+def test_a_home_that_does_not_exist_is_a_folder_that_does_not_exist():
+    with pytest.raises(ModelError, match="~nobody-of-that-name/m does not exist"):
+        _load("~nobody-of-that-name/m")
+
+
+def test_prompts_that_run_beyond_the_models_positions_are_refused(folder):
+    model = _load(folder).model
+    known = model.config.max_position_embeddings
+    query = Query(0, "", np.zeros(known - 6, dtype=np.int32))
+    check_positions(model, [query], completion=6)
+    with pytest.raises(ConfigError, match=f"longest prompt has {known - 6} tokens .* is 7, but"):
+        check_positions(model, [query], completion=7)
 
 
 def test_truncated_weights_are_refused(folder):

@@ -33,6 +33,7 @@ def state(step=100, **changes) -> TrainerState:
         "reference_version": 0,
         "rollout_position": 321,
         "resumptions": ((40, 6), (90, 14)),
+        "searched_pass_at_1": 0.25,
         "before": EvalReport(0, 10, 1 / 3, 0.4, 4.5, 0, 0.1 + 0.2),
         "totals": Totals(seconds=0.7, kept=5, staleness=StalenessTotals(2, 5, 1, 4)),
     }
@@ -323,7 +324,7 @@ model = LlamaForCausalLM(LlamaConfig(vocab_size=16, hidden_size=8, intermediate_
 optimizer = torch.optim.AdamW(model.named_parameters())
 
 def save(folder, step):
-    state = TrainerState(step, 0, 0, (), None, Totals())
+    state = TrainerState(step, 0, 0, (), float("nan"), None, Totals())
     save_checkpoint(folder, state, policy=Policy(model, Tokenizer(), ()), optimizer=optimizer,
         buffer={"step": np.array([step])}, keep=1)
 

@@ -12,7 +12,7 @@ def test_before_the_first_step_it_ends_the_run_at_once():
         assert stop.reason == "stopped by SIGINT"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_while_steps_are_taken_it_is_noted_told_and_obeyed_later(number):
     told = []
     with StopSignal(told.append) as stop:

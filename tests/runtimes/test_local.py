@@ -23,7 +23,9 @@ from tba.errors import SearcherFailedError, UserCodeError
 from tba.run.checkpoint import load_newest
 from tba.run.rollouts import RolloutLog
 from tba.run.summary import Ending, Summary
-from tba.runtimes.local import _read
+from tba.runtimes.board import Board
+from tba.runtimes.local import LaneProcess, LocalRuntime, _read
+from tba.searcher import Stage
 from tiny_runs import TASK, metrics, rollouts, tiny_config, train
 
 pytestmark = pytest.mark.timeout(900)
@@ -312,3 +314,43 @@ def test_a_searcher_that_stalls_in_the_middle_of_a_message_keeps_nobody_else_wai
     assert stalled.closed
     healthy_end.close()
     assert inbox.get(timeout=30) == (healthy, None)
+
+
+def test_a_searcher_is_silent_from_the_moment_a_round_is_opened_that_it_does_not_take_up() -> None:
+    runtime = LocalRuntime.__new__(LocalRuntime)
+    runtime._board = Board(1)
+    runtime._opened_at = time.monotonic() - 1_000.0
+    runtime._board.announce(0, Stage.LOADING)
+    runtime._board.announce(0, Stage.WAITING)
+    lane = LaneProcess(0, process=None, pipe=None, next_ticket=0, ended=3)  # type: ignore[arg-type]
+    runtime._board.opened = 3
+    time.sleep(0.1)
+    assert runtime._silent_s(lane) == 0.0, "it has delivered what was asked for"
+    runtime.open_round(4)
+    assert runtime._silent_s(lane) < 0.1, "it has waited longer, but not for this round"
+    time.sleep(0.2)
+    assert 0.2 <= runtime._silent_s(lane) < 10
+    runtime._board.announce(0, Stage.GENERATING)
+    assert runtime._silent_s(lane) < 0.2
+
+
+@pytest.mark.slow
+def test_a_searcher_stopped_between_rounds_is_named_killed_and_replaced(tmp_path) -> None:
+    config = local_config(
+        tmp_path,
+        trainer={"steps": 400},
+        sync={"mode": "lockstep", "sync_every": 1, "timeout_s": 40.0, "stall_warning_s": 5.0},
+    )
+    toml, run = tmp_path / "run.toml", tmp_path / "run"
+    toml.write_text(dump_toml(config))
+    process = start(str(toml), "--run-dir", str(run))
+    wait_until(lambda: steps_done(run) > 10)
+    (searcher,) = searchers(process.pid)
+    os.kill(searcher, signal.SIGSTOP)
+    _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, errors
+    text = (run / "logs/trainer.log").read_text()
+    assert "no sign of life: searcher 0" in text
+    assert text.count("killing it") == 1
+    assert "a new one takes its place" in text
+    assert steps_done(run) == 400

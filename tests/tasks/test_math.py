@@ -86,3 +86,15 @@ def test_every_gold_solution_grades_correct(split, count):
     for written in ("{}", "The answer is {}.", "So it is ${}.00", "#### {}"):
         assert gsm8k([written.format(f) for f in finals], answer=answers).count(1.0) >= count - 5
     assert gsm8k([f"#### {f}1" for f in finals], answer=answers) == [0.0] * count
+
+
+def test_a_placeholder_with_an_index_is_refused(config, tokenizer):
+    config = config.model_copy(update={"prompt_template": "{question[0][0][1]}{question[a]}"})
+    with pytest.raises(ConfigError, match=r"only placeholders are \{question\}"):
+        load_task(config, tokenizer)
+
+
+def test_a_prompt_that_is_no_unicode_is_named(config, tokenizer):
+    write(config.train_file, [ROWS[0], {"question": "\ud800", "answer": "#### 5"}])
+    with pytest.raises(DataError, match=r"prompt 2 \(.*ud800.* holds half a surrogate pair"):
+        load_task(config, tokenizer)

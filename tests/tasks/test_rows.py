@@ -55,6 +55,8 @@ def test_byte_order_mark_is_no_content(write):
         ("rows.jsonl", '{"prompt": "a"}\n[1]\n', "line 2 of .* is a JSON list, expected an object"),
         ("rows.json", '[{"prompt": "a"},\n 1]', "row 2 of .* is a JSON int, expected an object"),
         ("rows.json", '[\n{"prompt": }]', "line 2 of .*rows.json is not JSON"),
+        ("rows.json", "[" * 100_000, "rows.json cannot be read as JSON"),
+        ("rows.jsonl", '{"prompt": ' + "9" * 5_000 + "}", "line 1 of .*rows.jsonl cannot be read"),
         ("rows.json", '{"prompt": "a"}', "holds a JSON dict, expected a list"),
         ("rows.csv", "prompt\na,b\n", "line 2 of .* has more fields than the header"),
         ("rows.csv", 'prompt\n"a', "line 1 of .* is not CSV"),

@@ -80,6 +80,10 @@ def wrong(completions, kind):
         "array": np.ones(2), "nested": [[1.0], [1.0]], "huge": [1e39, 1e39],
     }[kind[0]]
 
+def emptied(completions):
+    completions.clear()
+    return []
+
 def needy(completions, golden_answer):
     return [1.0] * len(completions)
 
@@ -263,6 +267,12 @@ def test_breach_of_contract_names_function_and_value(spec_of, kind, message):
         pytest.raises(UserCodeError, match=rf"functions\.py:wrong {message}"),
     ):
         score(scorer, ["a", "b"], queries)
+
+
+def test_a_function_that_changes_its_arguments_harms_nobody_but_itself(spec_of):
+    message = "emptied returned 0 rewards, expected 2"
+    with Scorer(spec_of("emptied")) as scorer, pytest.raises(UserCodeError, match=message):
+        score(scorer, ["a", "b"], [query(), query()])
 
 
 def test_missing_column_is_named(spec_of):

@@ -6,6 +6,7 @@ run can be resumed from another one. Whatever is wrong comes out as a `ConfigErr
 """
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -141,12 +142,17 @@ def _make_paths_absolute(tree: Tree) -> None:
     if isinstance(objective, dict) and "function" in objective:
         objective["function"] = _absolute_reference(objective["function"])
     name = model.get("model_name_or_path") if isinstance(model, dict) else None
-    if isinstance(model, dict) and isinstance(name, str) and Path(name).expanduser().is_dir():
+    if isinstance(model, dict) and isinstance(name, str) and _expanded(name).is_dir():
         model["model_name_or_path"] = _absolute(name)
 
 
 def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
+    return str(_expanded(path).absolute())
+
+
+def _expanded(path: str) -> Path:
+    """Write out the home folder; an unknown ~user stays as it is."""
+    return Path(os.path.expanduser(path))
 
 
 def _absolute_reference(name: object) -> object:

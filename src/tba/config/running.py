@@ -21,7 +21,8 @@ class SyncConfig(Section):
     reference_reset_every: PositiveInt | None = None
     """rho: every this many steps the reference becomes the policy of that step."""
     timeout_s: PositiveFloat = 600.0
-    """Longest wait without progress, in seconds; then the run ends and says who was waited for."""
+    """A searcher silent for this long, in seconds, is killed and replaced; after twice as long
+    without progress the trainer gives up waiting, and the run ends and says who was waited for."""
     stall_warning_s: PositiveFloat = 60.0
     """A searcher without a sign of life for this long is named in the log."""
 

@@ -66,6 +66,11 @@ class ArithmeticTaskConfig(TaskBase):
             * (self.right[1] - self.right[0] + 1)
             * len(self.operators)
         )
+        if space >= 2**63:
+            raise ValueError(
+                "task.left and task.right allow more different questions than can be numbered: "
+                "narrow them"
+            )
         asked = self.train_queries + self.test_queries
         if asked > space:
             raise ValueError(

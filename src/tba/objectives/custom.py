@@ -13,6 +13,12 @@ from tba.errors import ConfigError, UserCodeError
 from tba.objectives.base import Objective, ObjectiveOutput, check_inputs, declared
 from tba.references import load_function, user_code
 
+_OF_OTHERS = {"step_advantage": "vineppo", "log_z_star": "a_star_po"}
+"""Inputs that depend on settings of one kind."""
+
+_RESERVED = ("step", "time")
+"""What a line of metrics is known by."""
+
 
 def load_custom(section: CustomObjectiveConfig) -> Objective:
     """Return the function that the section names as an objective.
@@ -24,6 +30,12 @@ def load_custom(section: CustomObjectiveConfig) -> Objective:
     function = load_function(section.function, "objective")
     objective = Objective(_watched(function, section.function))
     check_inputs(objective, section.function)
+    for name, kind in _OF_OTHERS.items():
+        if name in objective.inputs():
+            raise ConfigError(
+                f"the objective {section.function} asks for {name}, which searchers compute for "
+                f"objective.kind = {kind} alone: do without it"
+            )
     _check_settings(function, section.function, section.settings)
     return objective
 
@@ -71,6 +83,10 @@ def _watched(function: Callable[..., Any], name: str) -> Callable[..., Objective
 
 def _scalar(value: object, key: str, name: str) -> Tensor:
     """Return a metric as a detached scalar tensor."""
+    if key in _RESERVED:
+        raise UserCodeError(
+            f"the objective {name} calls a metric {key}, which every line has: rename it"
+        )
     if isinstance(value, int | float):
         return torch.tensor(float(value))
     if isinstance(value, Tensor) and value.numel() == 1:

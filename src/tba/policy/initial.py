@@ -12,6 +12,7 @@ from tba.errors import DataError
 from tba.policy.build import build_policy
 from tba.policy.loading import load_policy
 from tba.policy.warm_start import warm_start
+from tba.run.durable import storage_errors
 from tba.tasks import load_task
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,12 @@ def initial_model(
         return config.model.model_name_or_path  # as it was given: ./name is no hub name
     if folder.exists():
         return str(folder)
+    with storage_errors(f"initial model {folder}"):
+        _make(config, folder, device, tell)
+    return str(folder)
+
+
+def _make(config: Config, folder: Path, device: torch.device, tell: Callable[[str], None]) -> None:
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     source = config.model.model_name_or_path or str(unfinished)
@@ -38,7 +45,6 @@ def initial_model(
         tell(f"warm start: {config.warm_start.steps} supervised steps")
         _warm_start(config, source, unfinished, device)
     unfinished.rename(folder)
-    return str(folder)
 
 
 def _warm_start(config: Config, source: str, target: Path, device: torch.device) -> None:

@@ -2,11 +2,13 @@
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from huggingface_hub import constants
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import (
@@ -17,11 +19,26 @@ from transformers import (
 )
 
 from tba.config.model import ModelConfig
-from tba.errors import ModelError
+from tba.errors import ConfigError, ModelError
 from tba.policy.attention import register_grouped_sdpa
+from tba.records import Query
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
+
+
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    RuntimeError,
+    ImportError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    StrictDataclassError,
+)
+"""What transformers raises over folders that are none, or damaged ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +87,7 @@ def load_policy(
             f"The weights in {name} are not readable safetensors ({error}): the file is truncated "
             "or damaged, copy it again."
         ) from error
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+    except _UNREADABLE as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(f"No model could be loaded from {name}: {reason}") from error
     if missing := loading["missing_keys"]:
@@ -93,7 +110,7 @@ def load_policy(
 
 def _checked_source(name: str) -> str:
     """Refuse, before asking the hub, what is no folder with weights and cannot be a hub name."""
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))  # leaves an unknown ~user as it is
     if folder.is_dir():
         saved = sorted(folder.glob("checkpoints/step-*/policy/config.json"))
         if saved:
@@ -139,6 +156,22 @@ def switch_off_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
+def check_positions(model: PreTrainedModel, queries: Sequence[Query], completion: int) -> None:
+    """Refuse queries whose answers would run beyond the positions that the model knows.
+
+    Raises:
+        ConfigError: The longest prompt and completion together do not fit.
+    """
+    known = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    longest = max(len(query.prompt_ids) for query in queries)
+    if known is not None and longest + completion > known:
+        raise ConfigError(
+            f"the longest prompt has {longest} tokens and search.max_completion_length is "
+            f"{completion}, but the model knows {known} positions: shorten one of the two (longer "
+            "prompts are skipped beyond task.max_prompt_length)"
+        )
+
+
 def recompute_activations(model: PreTrainedModel) -> None:
     """Switch on gradient checkpointing, by its newer name where transformers has it."""
     switch = "activation_checkpointing_enable"
@@ -158,7 +191,13 @@ def _eos_ids(
             f"The tokenizer of {name} has no end-of-sequence token, so no response could end: set "
             "eos_token in its tokenizer_config.json."
         )
+    rows = model.get_output_embeddings().weight.shape[0]
+    if own >= rows:
+        raise ModelError(
+            f"The end-of-sequence token of {name} has the id {own}, but its model knows {rows} "
+            "tokens only: resize the model's embeddings to the tokenizer."
+        )
     named = model.generation_config.eos_token_id
     also = named if isinstance(named, list) else [named]
-    known = {token for token in also if token is not None and 0 <= token < len(tokenizer)}
+    known = {token for token in also if isinstance(token, int) and 0 <= token < len(tokenizer)}
     return (own, *sorted(known - {own}))

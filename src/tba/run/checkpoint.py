@@ -59,6 +59,8 @@ class TrainerState:
     """End of the rollout log in bytes."""
     resumptions: tuple[tuple[int, int], ...]
     """Of each earlier resumption: trajectories in the log, and the step it went on from."""
+    searched_pass_at_1: float
+    """Accuracy among the newest responses, until others arrive."""
     before: EvalReport | None
     """Accuracy of the initial policy, so that it need not be measured again."""
     totals: Totals

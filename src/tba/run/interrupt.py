@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run after its present step, and at once before the first one.
+"""Ctrl-C, SIGTERM and SIGHUP end a run after its present step, and at once before the first one.
 
 A second Ctrl-C ends it at once in any case.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Self
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignal:

@@ -57,6 +57,8 @@ class LaneProcess:
     ended_pipe: bool = False
     abandoned: bool = False
     warned_at_s: float = 0.0
+    condemned: bool = False
+    """Whether it has been killed for being silent."""
 
     def __str__(self) -> str:
         return f"searcher {self.lane} (process {self.process.pid})"
@@ -94,6 +96,7 @@ class LocalRuntime:
         self._error: TbaError | None = None
         self._tokens = 0
         self._restarts = 0
+        self._opened_at = time.monotonic()
 
     def __enter__(self) -> Self:
         """Start every searcher and the intake thread."""
@@ -123,6 +126,7 @@ class LocalRuntime:
 
     def open_round(self, number: int) -> None:
         """Let the searchers search round `number`."""
+        self._opened_at = time.monotonic()
         self._board.opened = number
 
     def close_round(self, number: int) -> None:
@@ -160,7 +164,9 @@ class LocalRuntime:
 
     def _describe(self, lane: LaneProcess) -> str:
         notice = self._board.read(lane.lane)
-        return f"{lane}, {notice.stage} for {notice.age_s:.1f} s"
+        late = notice.stage is Stage.WAITING and self._board.opened > lane.ended
+        doing = "not taking up its round" if late else notice.stage
+        return f"{lane}, {doing} for {self._silent_s(lane) if late else notice.age_s:.1f} s"
 
     def _start(self, lane: int, first_ticket: int, ended: int) -> tuple[BaseProcess, Connection]:
         ours, theirs = self._context.Pipe(duplex=False)
@@ -284,23 +290,36 @@ class LocalRuntime:
         with self._arrival:
             if not self._board.stopping:
                 lane.process, lane.pipe = self._start(lane.lane, lane.next_ticket, lane.ended)
-                lane.ended_pipe = False
+                lane.ended_pipe = lane.condemned = False
                 self._listen(lane)
                 self._restarts += 1
 
     def _watch(self) -> None:
         """Name searchers without a sign of life; kill those beyond the bound."""
         for lane in self._lanes:
-            notice = self._board.read(lane.lane)
-            patient = notice.stage is Stage.WAITING  # for the trainer, who may evaluate for long
-            if lane.abandoned or patient or notice.age_s < self._sync.stall_warning_s:
+            silent_s = self._silent_s(lane)
+            if lane.abandoned or lane.condemned or silent_s < self._sync.stall_warning_s:
                 lane.warned_at_s = 0.0
-            elif notice.age_s > self._sync.timeout_s:
+            elif silent_s > self._sync.timeout_s:
                 log.error("%s; killing it", self._describe(lane))
+                lane.condemned = True
                 lane.process.kill()
-            elif notice.age_s > 2 * lane.warned_at_s:
+            elif silent_s > 2 * lane.warned_at_s:
                 log.warning("no sign of life: %s", self._describe(lane))
-                lane.warned_at_s = notice.age_s
+                lane.warned_at_s = silent_s
+
+    def _silent_s(self, lane: LaneProcess) -> float:
+        """Return for how long a searcher has been silent although there was something to do.
+
+        One that waits for the trainer, who may evaluate for long, is silent from the moment a round
+        is opened that it does not take up.
+        """
+        notice = self._board.read(lane.lane)
+        if notice.stage is not Stage.WAITING:
+            return notice.age_s
+        if self._board.opened <= lane.ended:
+            return 0.0
+        return min(notice.age_s, time.monotonic() - self._opened_at)
 
     def _fail(self, error: TbaError) -> None:
         with self._arrival:

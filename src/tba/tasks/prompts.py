@@ -22,7 +22,7 @@ def fill(template: str, setting: str, values: Mapping[str, Any]) -> str:
     """
     try:
         return template.format(**values)
-    except (KeyError, IndexError, ValueError, AttributeError) as error:
+    except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
         allowed = ", ".join(f"{{{name}}}" for name in values)
         raise ConfigError(
             f"{setting} is {template!r}, but the only placeholders are {allowed}: "
@@ -67,6 +67,8 @@ def make_queries(
     # A chat template writes its special tokens itself; adding them would double the first one.
     ids = _tokenize(texts, tokenizer, special_tokens=not chat)
     kept = [i for i, tokens in enumerate(ids) if 0 < len(tokens) <= config.max_prompt_length]
+    if not any(ids):
+        raise DataError(f"every one of the {len(rows)} prompts of {name} is empty: write something")
     if not kept:
         raise DataError(
             f"every one of the {len(rows)} prompts of {name} is longer than task.max_prompt_length "
@@ -82,6 +84,11 @@ def make_queries(
 def _tokenize(
     texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase", *, special_tokens: bool
 ) -> list[list[int]]:
+    for number, text in enumerate(texts, start=1):
+        if not _is_unicode(text):
+            raise DataError(
+                f"prompt {number} ({text!r:.80}) holds half a surrogate pair: repair it"
+            )
     try:
         return tokenizer(texts, add_special_tokens=special_tokens)["input_ids"]
     except Exception as error:
@@ -92,6 +99,14 @@ def _tokenize(
             f"the tokenizer cannot read a prompt such as {texts[0]!r} ({error}): use a policy "
             "whose tokenizer knows its characters (a built one has those of model.build.characters)"
         ) from error
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _render(

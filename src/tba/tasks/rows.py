@@ -138,6 +138,8 @@ def _read_json(path: Path) -> Iterator[Row]:
         rows = json.loads(text) if text.strip() else []
     except json.JSONDecodeError as error:
         raise DataError(f"line {error.lineno} of {path} is not JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:  # endless numbers, endless nesting
+        raise DataError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(rows, list):
         raise DataError(f"{path} holds a JSON {type(rows).__name__}, expected a list of objects")
     for number, row in enumerate(rows, start=1):
@@ -153,6 +155,8 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
                 raise DataError(f"line {number} of {path} is not JSON: {error.msg}") from error
+            except (ValueError, RecursionError) as error:  # endless numbers, endless nesting
+                raise DataError(f"line {number} of {path} cannot be read: {error}") from error
             yield _checked_row(row, f"line {number} of {path}")
 
 

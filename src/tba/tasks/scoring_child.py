@@ -92,10 +92,11 @@ class RewardFunction:
             UserCodeError: It needs a parameter that is not there, or did not return a list with one
                 finite number or None for each response.
         """
-        rewards = self.function(**self._accepted(arguments))
+        expected = len(arguments["completions"])
+        own = {name: list(v) if isinstance(v, list) else v for name, v in arguments.items()}
+        rewards = self.function(**self._accepted(own))
         if inspect.isawaitable(rewards):
             rewards = asyncio.run(_wait_for(rewards))
-        expected = len(arguments["completions"])
         if not isinstance(rewards, list):
             raise self._breach(f"returned a {type(rewards).__name__}", "a list of numbers")
         if len(rewards) != expected:
