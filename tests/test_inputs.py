@@ -275,7 +275,7 @@ def test_settings_of_ones_own_objective_come_from_the_configuration(
     assert once["reward_mean"] == pytest.approx(batch.reward[batch.index].mean(), rel=1e-5)
     with pytest.raises(ConfigError, match=r"needs a value for scale: set objective\.settings\.sc"):
         PolicyUpdate(policy.model, custom(tmp_path, "fine"))
-    with pytest.raises(ConfigError, match=r"asks for step_advantage, .* kind = vineppo alone"):
+    with pytest.raises(ConfigError, match=r"asks for step_advantage, .*kind = vineppo alone"):
         PolicyUpdate(policy.model, custom(tmp_path, "of_others"))
     with pytest.raises(ConfigError, match=r"names size, but .*mine\.py:fine has no such .* scale"):
         PolicyUpdate(policy.model, custom(tmp_path, "fine", scale=1, size=2))
