@@ -176,7 +176,7 @@ def test_help_shows_every_setting_with_meaning_default_and_unit():
     assert max(map(len, result.stdout.splitlines())) <= 100
     words = " ".join(result.stdout.split())
     assert "trainer.steps N: optimiser steps. (integer > 0; default 1000)" in words
-    assert "Longest wait without progress, in seconds;" in words
+    assert "A searcher silent for this long, in seconds, is killed and replaced;" in words
     assert "with task.kind = gsm8k: task.train_file" in words
     assert "--run-dir" in words
 
