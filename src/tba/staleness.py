@@ -31,7 +31,8 @@ from torch import Tensor
 from tba.buffer import ReplayBuffer
 from tba.errors import ConfigError
 from tba.inputs import Inputs, StepFacts
-from tba.objectives.ratio import at_responses, group_advantage, is_clipped, k3, log_ratio
+from tba.objectives.masked import at_responses, log_ratio
+from tba.objectives.ratio import group_advantage, is_clipped, k3
 from tba.records import Batch, Int64, Outcome
 from tba.run.metrics import staleness_histogram
 from tba.sampling import assemble

@@ -4,6 +4,12 @@ import pytest
 import torch
 
 from ratio_objectives import batch, grad
+from tba.objectives.masked import (
+    log_ratio,
+    mean_over_query_tokens,
+    mean_over_sequences,
+    sum_over_tokens,
+)
 from tba.objectives.metrics import reward_metrics
 from tba.objectives.ratio import (
     MAX_LOG_RATIO,
@@ -13,11 +19,7 @@ from tba.objectives.ratio import (
     is_clipped,
     k3,
     kl_metric,
-    log_ratio,
-    mean_over_query_tokens,
-    mean_over_sequences,
     scaled_group_advantage,
-    sum_over_tokens,
     weighted_surrogate,
 )
 

@@ -29,16 +29,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tba.objectives.base import ObjectiveOutput
+from tba.objectives.masked import at_responses, log_ratio, mean_over_query_tokens, sum_over_tokens
 from tba.objectives.metrics import reward_metrics
-from tba.objectives.ratio import (
-    at_responses,
-    bounded_exp,
-    kl_metric,
-    log_ratio,
-    mean_over_query_tokens,
-    sum_over_tokens,
-    token_ratio_metrics,
-)
+from tba.objectives.ratio import bounded_exp, kl_metric, token_ratio_metrics
 from tba.objectives.returns import next_value, reverse_scan, token_rewards
 
 

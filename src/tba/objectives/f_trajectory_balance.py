@@ -32,7 +32,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tba.objectives.base import ObjectiveOutput
-from tba.objectives.squared import centred, log_ratio, squared_output
+from tba.objectives.masked import log_ratio
+from tba.objectives.squared import centred, squared_output
 
 
 def huber(x: Float[Tensor, "..."], scale: float) -> Float[Tensor, "..."]:

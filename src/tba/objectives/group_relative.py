@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tba.objectives.base import ObjectiveOutput
+from tba.objectives.masked import log_ratio, mean_over_sequences, sum_over_tokens
 from tba.objectives.metrics import reward_metrics
 from tba.objectives.ratio import (
     bounded_exp,
@@ -27,11 +28,8 @@ from tba.objectives.ratio import (
     is_clipped,
     k3,
     kl_metric,
-    log_ratio,
-    mean_over_sequences,
     scaled_group_advantage,
     sequence_ratio_metrics,
-    sum_over_tokens,
     token_ratio_metrics,
 )
 

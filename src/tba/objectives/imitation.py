@@ -29,6 +29,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from tba.objectives.base import ObjectiveOutput
+from tba.objectives.masked import at_responses
 from tba.objectives.metrics import reward_metrics
 
 
@@ -112,11 +113,10 @@ def mle_smoothing(
         reward_threshold: Reward to exceed.
         log_ref_threshold: Sum of log ref over the response to exceed.
     """
-    dtype = torch.promote_types(log_pi.dtype, torch.float32)
-    ref = torch.where(mask, log_ref.detach().to(dtype), 0.0).sum(dim=-1)
+    ref = at_responses(log_ref.detach(), mask).sum(dim=-1)  # [query, sample]
     kept = (reward > reward_threshold) & (ref > log_ref_threshold)
     loss = _cross_entropy(log_pi, mask, kept)
-    kl = torch.where(mask, log_pi.detach().to(dtype), 0.0).sum(dim=-1) - ref
+    kl = at_responses(log_pi.detach(), mask).sum(dim=-1) - ref
     return ObjectiveOutput(loss=loss, metrics=reward_metrics(reward, kl) | _kept_share(kept))
 
 
@@ -130,9 +130,8 @@ def _cross_entropy(
     `kept` says which samples are kept, as truth values or as places, of which a sample may have a
     part; a query without any counts as zero.
     """
-    dtype = torch.promote_types(log_pi.dtype, torch.float32)
-    log_likelihood = torch.where(mask, log_pi.to(dtype), 0.0).sum(dim=-1)  # [query, sample]
-    places = kept.detach().to(dtype)
+    log_likelihood = at_responses(log_pi, mask).sum(dim=-1)  # [query, sample]
+    places = kept.detach().to(log_likelihood.dtype)
     weights = places / places.sum(dim=1, keepdim=True).clamp(min=1)
     return -(weights * log_likelihood).sum(dim=1).mean()
 

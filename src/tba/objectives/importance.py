@@ -25,21 +25,25 @@ PPO's clip to what the weights moved since. The cap of decoupled PPO's weight is
 its public code drops tokens above a cap, here the weight is cut to it.
 """
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tba.objectives.base import ObjectiveOutput
+from tba.objectives.masked import (
+    at_responses,
+    log_ratio,
+    mean_over_query_tokens,
+    mean_over_sequences,
+)
 from tba.objectives.metrics import reward_metrics
 from tba.objectives.ratio import (
-    at_responses,
     bounded_exp,
     clipped_surrogate,
     group_advantage,
     is_clipped,
-    log_ratio,
-    mean_over_query_tokens,
-    mean_over_sequences,
     token_ratio_metrics,
     weighted_surrogate,
 )
@@ -62,13 +66,9 @@ def cispo(
         reward: Raw rewards; a constant added to all rewards of a query changes nothing.
         ratio_cap: Largest weight of a token.
     """
-    advantage = group_advantage(reward).unsqueeze(-1)
     ratio = bounded_exp(log_ratio(log_pi, log_mu, mask))
-    weight = ratio.clamp(max=ratio_cap)
-    surrogate = weighted_surrogate(weight, advantage, at_responses(log_pi, mask))
-    loss = mean_over_query_tokens(-surrogate, mask)
-    metrics = reward_metrics(reward) | token_ratio_metrics(ratio, ratio > ratio_cap, mask)
-    return ObjectiveOutput(loss=loss, metrics=metrics)
+    weight, cut = ratio.clamp(max=ratio_cap), ratio > ratio_cap
+    return _weighted(log_pi, mask, reward, ratio, weight, cut, mean=mean_over_query_tokens)
 
 
 def tis(
@@ -88,13 +88,9 @@ def tis(
         reward: Raw rewards; a constant added to all rewards of a query changes nothing.
         ratio_cap: Largest weight of a token.
     """
-    advantage = group_advantage(reward).unsqueeze(-1)
     ratio = bounded_exp(log_ratio(log_pi, log_mu, mask))
-    weight = ratio.clamp(max=ratio_cap)
-    surrogate = weighted_surrogate(weight, advantage, at_responses(log_pi, mask))
-    loss = mean_over_sequences(-surrogate, mask)
-    metrics = reward_metrics(reward) | token_ratio_metrics(ratio, ratio > ratio_cap, mask)
-    return ObjectiveOutput(loss=loss, metrics=metrics)
+    weight, cut = ratio.clamp(max=ratio_cap), ratio > ratio_cap
+    return _weighted(log_pi, mask, reward, ratio, weight, cut, mean=mean_over_sequences)
 
 
 def icepop(
@@ -116,14 +112,30 @@ def icepop(
         ratio_low: Smallest ratio of a token that is kept.
         ratio_high: Largest ratio of a token that is kept.
     """
-    advantage = group_advantage(reward).unsqueeze(-1)
     ratio = bounded_exp(log_ratio(log_pi, log_mu, mask))
     outside = (ratio < ratio_low) | (ratio > ratio_high)
     weight = torch.where(outside, 0.0, ratio)
+    return _weighted(log_pi, mask, reward, ratio, weight, outside, mean=mean_over_sequences)
+
+
+def _weighted(
+    log_pi: Float[Tensor, "query sample token"],
+    mask: Bool[Tensor, "query sample token"],
+    reward: Float[Tensor, "query sample"],
+    ratio: Float[Tensor, "query sample token"],
+    weight: Float[Tensor, "query sample token"],
+    limited: Bool[Tensor, "query sample token"],
+    *,
+    mean: Callable[[Tensor, Tensor], Tensor],
+) -> ObjectiveOutput:
+    """Return the mean of -sg[w] A log pi: each token with a weight made of its ratio.
+
+    `limited` says at which tokens the weight is not the ratio.
+    """
+    advantage = group_advantage(reward).unsqueeze(-1)
     surrogate = weighted_surrogate(weight, advantage, at_responses(log_pi, mask))
-    loss = mean_over_sequences(-surrogate, mask)
-    metrics = reward_metrics(reward) | token_ratio_metrics(ratio, outside, mask)
-    return ObjectiveOutput(loss=loss, metrics=metrics)
+    metrics = reward_metrics(reward) | token_ratio_metrics(ratio, limited, mask)
+    return ObjectiveOutput(loss=mean(-surrogate, mask), metrics=metrics)
 
 
 def within_second_moment(

@@ -33,7 +33,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tba.objectives.base import ObjectiveOutput
-from tba.objectives.squared import centred, log_ratio, squared_loss, squared_output, unpadded
+from tba.objectives.masked import at_responses, log_ratio
+from tba.objectives.squared import centred, squared_loss, squared_output
 
 
 def kimi(
@@ -99,7 +100,7 @@ def opmd(
         reward: Raw rewards; a constant added to all rewards of a query changes nothing.
         tau: Damping: the update is divided by 1 + tau.
     """
-    log_p = unpadded(log_pi, mask).sum(dim=-1)  # [query, sample]
+    log_p = at_responses(log_pi, mask).sum(dim=-1)  # [query, sample]
     reward = reward.detach().to(log_p.dtype)
     advantage = centred(reward)
     return squared_output(-(advantage * log_p).mean() / (1 + tau), advantage, reward)

@@ -26,15 +26,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tba.objectives.base import ObjectiveOutput
+from tba.objectives.masked import at_responses, log_ratio
 from tba.objectives.metrics import reward_metrics
 from tba.objectives.ratio import (
-    at_responses,
     bounded_exp,
     clipped_surrogate,
     group_advantage,
     is_clipped,
     kl_metric,
-    log_ratio,
     sequence_ratio_metrics,
     weighted_surrogate,
 )

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from tba.objectives.base import ObjectiveOutput
+from tba.objectives.masked import log_ratio
 from tba.objectives.metrics import reward_metrics
 
 
@@ -51,16 +52,16 @@ def online_dpo(
         reward: Raw rewards, which choose the two samples.
         beta: Strength of the KL term.
     """
-    log_ratio = _log_ratio(log_pi, log_ref, mask)
+    k = log_ratio(log_pi, log_ref, mask).sum(dim=-1)  # [query, sample]
     best, worst = (
-        log_ratio.gather(1, chosen(reward, dim=1, keepdim=True)).squeeze(1)
+        k.gather(1, chosen(reward, dim=1, keepdim=True)).squeeze(1)
         for chosen in (torch.argmax, torch.argmin)
     )
     margin = best - worst  # h, [query]
     unequal = (reward != reward[:, :1]).any(dim=1)
     loss = torch.where(unequal, -logsigmoid(beta * margin), 0.0).mean()
-    accuracy = (unequal & (margin > 0)).to(log_ratio.dtype).mean()
-    metrics = reward_metrics(reward, log_ratio) | {"pair_accuracy": accuracy}
+    accuracy = (unequal & (margin > 0)).to(k.dtype).mean()
+    metrics = reward_metrics(reward, k) | {"pair_accuracy": accuracy}
     return ObjectiveOutput(loss=loss, metrics=metrics)
 
 
@@ -81,10 +82,10 @@ def dpo(
         reward: Raw rewards, which order the samples.
         beta: Strength of the KL term.
     """
-    log_ratio = _log_ratio(log_pi, log_ref, mask)
-    margin = _margins(log_ratio)
+    k = log_ratio(log_pi, log_ref, mask).sum(dim=-1)  # [query, sample]
+    margin = _margins(k)
     loss = _mean_over_pairs(-logsigmoid(beta * margin), reward)
-    return ObjectiveOutput(loss=loss, metrics=_pair_metrics(margin, reward, log_ratio))
+    return ObjectiveOutput(loss=loss, metrics=_pair_metrics(margin, reward, k))
 
 
 def ipo(
@@ -104,26 +105,15 @@ def ipo(
         reward: Raw rewards, which order the samples.
         beta: Strength of the KL term: the log-ratios of a pair are driven 1 / (2 beta) apart.
     """
-    log_ratio = _log_ratio(log_pi, log_ref, mask)
-    margin = _margins(log_ratio)
+    k = log_ratio(log_pi, log_ref, mask).sum(dim=-1)  # [query, sample]
+    margin = _margins(k)
     loss = _mean_over_pairs((margin - 1 / (2 * beta)).square(), reward)
-    return ObjectiveOutput(loss=loss, metrics=_pair_metrics(margin, reward, log_ratio))
+    return ObjectiveOutput(loss=loss, metrics=_pair_metrics(margin, reward, k))
 
 
-def _log_ratio(
-    log_pi: Float[Tensor, "query sample token"],
-    log_ref: Float[Tensor, "query sample token"],
-    mask: Bool[Tensor, "query sample token"],
-) -> Float[Tensor, "query sample"]:
-    """Return k: log pi - log ref summed over the response tokens."""
-    dtype = torch.promote_types(log_pi.dtype, torch.float32)
-    log_ratio = log_pi.to(dtype) - log_ref.detach().to(dtype)
-    return torch.where(mask, log_ratio, 0.0).sum(dim=-1)
-
-
-def _margins(log_ratio: Float[Tensor, "query sample"]) -> Float[Tensor, "query sample sample"]:
+def _margins(k: Float[Tensor, "query sample"]) -> Float[Tensor, "query sample sample"]:
     """Return h = k_i - k_j of every ordered pair (i, j)."""
-    return log_ratio.unsqueeze(2) - log_ratio.unsqueeze(1)
+    return k.unsqueeze(2) - k.unsqueeze(1)
 
 
 def _mean_over_pairs(
@@ -142,11 +132,11 @@ def _mean_over_pairs(
 def _pair_metrics(
     margin: Float[Tensor, "query sample sample"],
     reward: Float[Tensor, "query sample"],
-    log_ratio: Float[Tensor, "query sample"],
+    k: Float[Tensor, "query sample"],
 ) -> dict[str, Tensor]:
     """Return the common metrics and the share of a query's pairs that pi / ref orders right.
 
     A query without a pair counts as zero: divide by 1 - `equal_reward_share` to leave it out.
     """
     accuracy = _mean_over_pairs((margin > 0).to(margin.dtype), reward)
-    return reward_metrics(reward, log_ratio) | {"pair_accuracy": accuracy}
+    return reward_metrics(reward, k) | {"pair_accuracy": accuracy}

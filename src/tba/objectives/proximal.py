@@ -30,16 +30,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tba.objectives.base import ObjectiveOutput
+from tba.objectives.masked import at_responses, log_ratio, mean_over_query_tokens
 from tba.objectives.metrics import reward_metrics
 from tba.objectives.ratio import (
-    at_responses,
     bounded_exp,
     clipped_surrogate,
     is_clipped,
     k3,
     kl_metric,
-    log_ratio,
-    mean_over_query_tokens,
     token_ratio_metrics,
 )
 from tba.objectives.returns import generalised_advantage, token_rewards, whitened

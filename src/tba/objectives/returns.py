@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tba.objectives.ratio import at_responses
+from tba.objectives.masked import at_responses
 
 WHITEN_EPSILON = 1e-8
 """Added to the variance of whitened advantages, as in TRL."""

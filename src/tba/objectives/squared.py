@@ -12,28 +12,11 @@ There is no importance ratio. If V may be beta log Z(x), the loss is zero at the
 anchor(y|x) exp(r / beta) / Z(x), and there alone, whichever policy the samples come from.
 """
 
-import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from tba.objectives.base import ObjectiveOutput
 from tba.objectives.metrics import reward_metrics
-
-
-def log_ratio(
-    log_pi: Float[Tensor, "query sample token"],
-    anchor: Float[Tensor, "query sample token"],
-    mask: Bool[Tensor, "query sample token"],
-) -> Float[Tensor, "query sample token"]:
-    """Return log pi - log anchor, zero at padding, in float32 at least; the anchor is detached."""
-    return unpadded(log_pi, mask) - unpadded(anchor.detach(), mask)
-
-
-def unpadded(
-    values: Float[Tensor, "query sample token"], mask: Bool[Tensor, "query sample token"]
-) -> Float[Tensor, "query sample token"]:
-    """Return the values with zero at padding, in float32 at least."""
-    return torch.where(mask, values, 0.0).to(torch.promote_types(values.dtype, torch.float32))
 
 
 def centred(values: Float[Tensor, "query sample"]) -> Float[Tensor, "query sample"]:

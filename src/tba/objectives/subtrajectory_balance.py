@@ -36,8 +36,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tba.objectives.base import ObjectiveOutput
+from tba.objectives.masked import at_responses, log_ratio
 from tba.objectives.metrics import reward_metrics
-from tba.objectives.squared import log_ratio, unpadded
 
 
 def subtb(  # noqa: PLR0913 - the method needs these inputs
@@ -72,7 +72,7 @@ def subtb(  # noqa: PLR0913 - the method needs these inputs
     reward = reward.detach().to(kl.dtype)
     # Log-ratio of the response ended before each token: the tokens before it, and the stop.
     ended = token_kl.cumsum(dim=-1) - token_kl + log_ratio(log_stop, log_ref_stop, mask)
-    stopped = unpadded(prefix_reward.detach(), mask) - beta * ended
+    stopped = at_responses(prefix_reward.detach(), mask) - beta * ended
     state = torch.arange(mask.shape[-1] + 1, device=mask.device)  # s_0 .. s_T
     last = (mask.sum(dim=-1) - finished.long()).unsqueeze(-1)  # [query, sample, 1]
     # [query, sample, state]; the last state takes the whole response

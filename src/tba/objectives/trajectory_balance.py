@@ -20,7 +20,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tba.objectives.base import ObjectiveOutput
-from tba.objectives.squared import centred, log_ratio, squared_loss, squared_output
+from tba.objectives.masked import log_ratio
+from tba.objectives.squared import centred, squared_loss, squared_output
 
 
 def trajectory_balance(

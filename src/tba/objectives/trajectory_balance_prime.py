@@ -22,7 +22,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tba.objectives.base import ObjectiveOutput
-from tba.objectives.squared import centred, log_ratio, squared_loss, squared_output, unpadded
+from tba.objectives.masked import at_responses, log_ratio, mean_over_query_tokens
+from tba.objectives.squared import centred, squared_loss, squared_output
 
 
 def tb_prime(
@@ -56,20 +57,12 @@ def tb_prime(
     ratio = log_ratio(log_pi.detach(), log_mu, mask).exp()  # rho, 1 at padding
     cap = float("inf") if ratio_cap is None else ratio_cap
     weight = torch.ones_like(ratio) if ratio_cap is None else ratio.clamp(max=cap)
-    surrogate = (weight * unpadded(log_pi, mask)).sum(dim=-1)  # [query, sample]
+    surrogate = (weight * at_responses(log_pi, mask)).sum(dim=-1)  # [query, sample]
     output = squared_output(-(advantage * surrogate).mean(), advantage, reward, kl)
     metrics = {
         **output.metrics,
         "tb_loss": squared_loss(centred(reward) - beta * centred(kl), beta=beta),
-        "ratio_mean": _token_mean(ratio, mask),
-        "clipped_share": _token_mean((ratio > cap).to(ratio.dtype), mask),
+        "ratio_mean": mean_over_query_tokens(ratio, mask),
+        "clipped_share": mean_over_query_tokens((ratio > cap).to(ratio.dtype), mask),
     }
     return ObjectiveOutput(loss=output.loss, metrics=metrics)
-
-
-def _token_mean(
-    values: Float[Tensor, "query sample token"], mask: Bool[Tensor, "query sample token"]
-) -> Float[Tensor, ""]:
-    """Return the mean over queries of the mean over the response tokens of a query."""
-    tokens = mask.sum(dim=(1, 2)).clamp(min=1)
-    return (torch.where(mask, values, 0.0).sum(dim=(1, 2)) / tokens).mean()
