@@ -31,7 +31,8 @@ from torch import Tensor
 from tba.buffer import ReplayBuffer
 from tba.errors import ConfigError
 from tba.inputs import Inputs, StepFacts
-from tba.objectives.masked import at_responses, log_ratio
+from tba.objectives.masked import log_ratio
+from tba.objectives.metrics import distance_to_sampling
 from tba.objectives.ratio import group_advantage, is_clipped, k3
 from tba.records import Batch, Int64, Outcome
 from tba.run.metrics import staleness_histogram
@@ -178,15 +179,13 @@ def sample_measures(
     log_rho = log_ratio(log_pi, log_mu, mask)  # [query, sample, token]
     rho = log_rho.exp()
     tokens = mask.sum(dim=(1, 2))  # [query]
-    weight = torch.softmax(log_rho.sum(dim=-1), dim=-1)  # [query, sample]
     clipped = is_clipped(rho, group_advantage(reward).unsqueeze(-1), CLIP_RANGE, CLIP_RANGE)
     outside = (rho - 1).abs() > CLIP_RANGE
     kl = log_ratio(log_pi, log_ref, mask).sum(dim=-1)  # [query, sample]
     return {
-        "log_prob_mismatch": at_responses(log_rho.abs(), mask).sum(dim=(1, 2)) / tokens,
+        **distance_to_sampling(log_pi, log_mu, mask),
         "kl_k1": -log_rho.sum(dim=-1).mean(dim=-1),
         "kl_k3": k3(log_mu, log_pi, mask).sum(dim=-1).mean(dim=-1),
-        "effective_sample_share": 1 / (weight.square().sum(dim=-1) * weight.shape[-1]),
         "clipped_share": (clipped & mask).sum(dim=(1, 2)) / tokens,
         "outside_share": (outside & mask).sum(dim=(1, 2)) / tokens,
         "log_z": (reward / beta - kl).mean(dim=-1),

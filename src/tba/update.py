@@ -20,7 +20,8 @@ from tba.config import Config
 from tba.inputs import Inputs, StepFacts, slices
 from tba.objectives import load_objective
 from tba.objectives.base import declared
-from tba.objectives.metrics import reward_metrics
+from tba.objectives.masked import at_responses, log_ratio
+from tba.objectives.metrics import distance_to_sampling, reward_metrics
 from tba.records import Batch
 from tba.schedules import learning_rate_at, settings_at
 
@@ -175,17 +176,13 @@ def _drift(
 ) -> dict[str, Tensor]:
     """Measure how far the policy has moved, from the sampling policies and from the reference.
 
-    `kl` is the mean over samples of log pi(y|x) - log ref(y|x).
-    All are means over queries. `log_prob_mismatch` is |log pi - log mu| per token of the query,
-    `effective_sample_share` (sum w)^2 / (K sum w^2) with w = pi(y|x) / mu(y|x), and `entropy` -log
-    pi per token of the query.
+    All are means over queries: those of `distance_to_sampling`, `kl`, log pi(y|x) - log ref(y|x) of
+    a sample, and `entropy`, -log pi a token of the query.
     """
-    tokens = mask.sum((1, 2))  # [query]
-    log_w = ((log_pi - log_mu) * mask).sum(-1)  # [query, sample]
-    w = torch.softmax(log_w, dim=-1)
+    distance = distance_to_sampling(log_pi, log_mu, mask)
+    entropy = -at_responses(log_pi, mask).sum((1, 2)) / mask.sum((1, 2))  # [query]
     return {
-        "kl": ((log_pi - log_ref) * mask).sum(-1).mean(),
-        "log_prob_mismatch": (((log_pi - log_mu).abs() * mask).sum((1, 2)) / tokens).mean(),
-        "effective_sample_share": (1 / (w.square().sum(-1) * w.shape[-1])).mean(),
-        "entropy": -((log_pi * mask).sum((1, 2)) / tokens).mean(),
+        **{name: values.mean() for name, values in distance.items()},
+        "kl": log_ratio(log_pi, log_ref, mask).sum(-1).mean(),
+        "entropy": entropy.mean(),
     }
