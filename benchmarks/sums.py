@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -88,9 +89,11 @@ def run_all(jobs: Sequence[Job], out: Path, processes: int) -> dict[str, dict[st
     lines = log.read_text().splitlines() if log.exists() else []
     results = {line["key"]: line for line in map(json.loads, lines)}
     missing = [job for job in dict.fromkeys(jobs) if job.key not in results]
-    with get_context("spawn").Pool(processes, maxtasksperchild=50) as pool:
-        work = ((job, str(model)) for job in missing)
-        for number, result in enumerate(pool.imap_unordered(_run, work), start=1):
+    # Other than multiprocessing's own pool, this one ends when a process of it is killed.
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        runs = [pool.submit(_run, job, str(model)) for job in missing]
+        for number, run in enumerate(as_completed(runs), start=1):
+            result = run.result()
             results[result["key"]] = result
             with log.open("a") as file:
                 file.write(json.dumps(result) + "\n")
@@ -100,8 +103,7 @@ def run_all(jobs: Sequence[Job], out: Path, processes: int) -> dict[str, dict[st
     return results
 
 
-def _run(work: tuple[Job, str]) -> dict[str, Any]:
-    job, model = work
+def _run(job: Job, model: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     disable_progress_bar()
     report, bad_steps = train(job, model)

@@ -384,7 +384,7 @@ def test_a_disk_without_room_for_the_initial_model_is_named_and_the_folder_put_b
     assert not Path("run/config.json").exists()
 
 
-def test_a_full_disk_that_the_log_meets_first_does_not_hide_the_reason(place, monkeypatch):
+def test_a_full_disk_that_the_log_meets_first_does_not_hide_the_reason(place, capsys):
     from tba.session import _LogFile
 
     class FullStream:
@@ -398,3 +398,4 @@ def test_a_full_disk_that_the_log_meets_first_does_not_hide_the_reason(place, mo
     log.stream = FullStream()
     log.handle(logging.makeLogRecord({"msg": "lost"}))
     log.close()
+    assert capsys.readouterr().err == "", "no traceback of logging's own either"

@@ -11,7 +11,7 @@ from tba.run.summary import Ending
 from tba.update import PolicyUpdate
 from tiny_runs import final_tensors, metrics, rollouts, tiny_config, train
 
-SETTINGS = {"vineppo": {"step_separator": "", "rollouts_per_prefix": 2}, "rest": {}}
+SETTINGS = {"vineppo": {"step_separator": "", "rollouts_per_prefix": 2}}
 EXTRAS = {
     "subtb": {"prefix_reward", "log_ref_stop"},
     "vineppo": {"step_advantage"},

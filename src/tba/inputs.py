@@ -18,7 +18,6 @@ from tba.config import Config
 from tba.objectives.base import Objective, declared
 from tba.policy.heads import Heads
 from tba.policy.log_probs import ResponseOutputs, response_outputs
-from tba.policy.reference import Reference
 from tba.records import Batch, Float32, Int64
 
 Input = Tensor | float
@@ -39,18 +38,13 @@ class StepFacts:
 class Anchor:
     """A copy of the policy that follows it in jumps: the pi_old of decoupled objectives."""
 
-    def __init__(self, model: PreTrainedModel, config: Config) -> None:
-        self._every = config.trainer.anchor_every
-        self._copy = copy.deepcopy(model)
-        self._reference = Reference(
-            self._copy,
-            temperature=config.search.temperature,
-            micro_batch_tokens=config.trainer.micro_batch_tokens,
-        )
+    def __init__(self, model: PreTrainedModel, every: int) -> None:
+        self.model = copy.deepcopy(model)
+        self._every = every
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return the live parameters by name."""
-        return self._reference.weights()
+        return dict(self.model.named_parameters())
 
     @torch.no_grad()
     def follow(self, model: nn.Module, step: int) -> None:
@@ -59,10 +53,6 @@ class Anchor:
             policy = dict(model.named_parameters())
             for name, weight in self.weights().items():
                 weight.copy_(policy[name])
-
-    def log_old(self, batch: Batch) -> list[Float32]:
-        """Return the log-probabilities of each row's tokens."""
-        return self._reference.log_ref(batch.prompts, batch.tokens, batch.query_of_row)
 
 
 class Inputs:
@@ -80,7 +70,7 @@ class Inputs:
         names = {*objective.inputs(), *objective.inputs_of_preparation()}
         width = model.config.get_text_config().hidden_size
         self.heads = Heads(width, names, model.device)
-        self.anchor = Anchor(model, config) if "log_old" in names else None
+        self.anchor = Anchor(model, config.trainer.anchor_every) if "log_old" in names else None
 
     def of_loss(self, micro: Batch, facts: StepFacts) -> dict[str, Input]:
         """Return the inputs of the loss for a micro-batch, and those of the trainer's metrics."""
@@ -108,16 +98,22 @@ class Inputs:
         return self._objective.prepare(**whole, **{name: settings[name] for name in wanted})
 
     def _named(self, micro: Batch, names: Sequence[str], facts: StepFacts) -> dict[str, Input]:
-        outputs = response_outputs(
-            self._model,
+        eos_ids = self._eos_ids if "log_stop" in names else ()
+        outputs = self._outputs(self._model, micro, eos_ids)
+        return {name: self._one(name, micro, outputs, facts) for name in names}
+
+    def _outputs(
+        self, model: PreTrainedModel, micro: Batch, eos_ids: Sequence[int] = ()
+    ) -> ResponseOutputs:
+        return response_outputs(
+            model,
             micro.prompts,
             micro.tokens,
             micro.query_of_row,
             temperature=self._temperature,
             autocast=self._autocast,
-            eos_ids=self._eos_ids if "log_stop" in names else (),
+            eos_ids=eos_ids,
         )
-        return {name: self._one(name, micro, outputs, facts) for name in names}
 
     def _one(self, name: str, micro: Batch, outputs: ResponseOutputs, facts: StepFacts) -> Input:
         like = outputs.log_pi
@@ -146,7 +142,8 @@ class Inputs:
                 found = _padded(getattr(micro, name), like)
             case "log_old":
                 assert self.anchor is not None
-                found = _padded(self.anchor.log_old(micro), like)
+                with torch.no_grad():
+                    found = self._outputs(self.anchor.model, micro).log_pi
             case "log_z_star":
                 found = like.new_tensor([values[0] for values in micro.extras[name]])
             case _:

@@ -123,6 +123,9 @@ class LocalRuntime:
                 lane.process.kill()
                 lane.process.join(FAREWELL_S)
         self._intake.join(FAREWELL_S)
+        if not self._intake.is_alive():  # it may have failed: no reader shall wait for it for ever
+            while not self._inbox.empty():
+                self._inbox.get_nowait()
 
     def open_round(self, number: int) -> None:
         """Let the searchers search round `number`."""
@@ -244,10 +247,10 @@ class LocalRuntime:
                 self._bury(lane)
 
     def _messages(self) -> Iterator[tuple[Connection, Delivery | Failure | None]]:
-        """Yield what was read; wait a little for the first."""
+        """Yield what was read, at most an inbox full; wait a little for the first."""
         try:
             yield self._inbox.get(timeout=POLL_S)
-            while True:
+            for _ in range(INBOX_MESSAGES):
                 yield self._inbox.get_nowait()
         except Empty:
             return
