@@ -14,7 +14,7 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks.sums import Job, mean_and_error, run_all
+from benchmarks.sums import KL, Job, mean_and_error, run_all
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
 CHOICES = ("uniform", "softmax_reward")
@@ -54,6 +54,8 @@ def job(budget: str, choice: str, m: float, seed: int, steps: int) -> Job:
     chosen = "uniform" if m == 1.0 else choice
     return Job(
         overrides=(
+            "--objective.kind=tb",
+            KL,
             "--task.train_queries=512",
             f"--search.queries_per_batch={BUDGETS[budget]}",
             f"--buffer.on_policy_prob={m}",

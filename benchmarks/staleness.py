@@ -14,9 +14,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sums import Job, mean_and_error, run_all
+from benchmarks.sums import KL, Job, mean_and_error, run_all
 
-KL = '--objective.beta={kind = "linear", start = 0.3, end = 0.05}'  # the recipe's
 OBJECTIVES: dict[str, tuple[str, ...]] = {
     "tb": (KL,),
     "tb_prime": (KL,),

@@ -51,6 +51,9 @@ SHARED = [
 ]
 """What differs from the recipe in every run: half the batch, fewer steps."""
 
+KL = '--objective.beta={kind = "linear", start = 0.3, end = 0.05}'
+"""The recipe's schedule, for objectives that have one."""
+
 
 @dataclass(frozen=True)
 class Job:

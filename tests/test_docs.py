@@ -60,6 +60,7 @@ def run_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     settings = {
         "runtime.kind": "inline",
+        "objective.kind": "tb",
         "warm_start.steps": 0,
         "model.build.hidden_size": 16,
         "model.build.intermediate_size": 16,

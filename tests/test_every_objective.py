@@ -9,6 +9,7 @@ import tba
 from tba.objectives import OBJECTIVES
 from tba.run.summary import Ending
 from tba.update import PolicyUpdate
+from test_docs import listed
 from tiny_runs import final_tensors, metrics, rollouts, tiny_config, train
 
 SETTINGS = {"vineppo": {"step_separator": "", "rollouts_per_prefix": 2}}
@@ -31,6 +32,8 @@ def check(folder, kind, steps):
     assert len(lines) == steps
     assert all(math.isfinite(line["loss"]) for line in lines)
     assert all(line["skipped"] == 0 for line in lines)
+    documented = listed("metrics.jsonl") | listed("Objectives other than tb")
+    assert set(lines[-1]) <= documented, "docs/metrics.md says what each number means"
     assert kind in NO_KL_NO_SIGNAL or any(line["grad_norm"] > 0 for line in lines)
     for row in rollouts(folder / "run"):
         extras = dict(row["extras"])
