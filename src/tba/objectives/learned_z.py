@@ -95,7 +95,7 @@ def flowrl(
     log_z: Float[Tensor, "query"],
     *,
     beta: float,
-    std_epsilon: float = 1e-6,
+    std_epsilon: float,
 ) -> ObjectiveOutput:
     """Return length-normalised trajectory balance with a learned log Z, times beta / 2.
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from tba.objectives.base import ObjectiveOutput
 from tba.objectives.masked import at_responses, log_ratio, mean_over_query_tokens
+from tba.objectives.ratio import bounded_exp
 from tba.objectives.squared import centred, squared_loss, squared_output
 
 
@@ -34,8 +35,8 @@ def tb_prime(
     reward: Float[Tensor, "query sample"],
     *,
     beta: float,
-    ratio_cap: float | None = 8.0,
-    kl_clamp: float | None = 10.0,
+    ratio_cap: float | None,
+    kl_clamp: float | None,
 ) -> ObjectiveOutput:
     """Return the surrogate of TBA'; gradient flows through `log_pi` alone.
 
@@ -54,7 +55,7 @@ def tb_prime(
     reward = reward.detach().to(kl.dtype)
     limited = token_kl if kl_clamp is None else token_kl.clamp(-kl_clamp, kl_clamp)
     advantage = centred(reward) - beta * centred(limited.sum(dim=-1))
-    ratio = log_ratio(log_pi.detach(), log_mu, mask).exp()  # rho, 1 at padding
+    ratio = bounded_exp(log_ratio(log_pi.detach(), log_mu, mask))  # rho, 1 at padding
     cap = float("inf") if ratio_cap is None else ratio_cap
     weight = torch.ones_like(ratio) if ratio_cap is None else ratio.clamp(max=cap)
     surrogate = (weight * at_responses(log_pi, mask)).sum(dim=-1)  # [query, sample]
