@@ -288,22 +288,38 @@ def plot(results: Mapping[str, Summary], file: Path) -> None:
     figure.savefig(file, dpi=150)
 
 
+def earlier_results(out: Path | None, settings: Mapping[str, object]) -> dict[str, Summary]:
+    """Return what an earlier call with the same settings left in its folder."""
+    if out is None or not (out / "posterior.json").exists():
+        return {}
+    earlier = json.loads((out / "posterior.json").read_text())
+    return earlier["results"] if earlier["settings"] == settings else {}
+
+
 def main() -> None:
     """Train every objective in every row; print the tables, write JSON and a plot."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--objectives", default=",".join(OBJECTIVES), help="kinds, by commas")
     parser.add_argument("--steps", type=int, default=STEPS, help="optimiser steps")
     parser.add_argument("--seeds", type=int, default=5, help="number of worlds of 8 queries")
-    parser.add_argument("--out", type=Path, help="folder for posterior.json and posterior.png")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder for posterior.json and posterior.png; a second call goes on from there",
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     world = make_world(given.seeds)
     log_ref = TREE.response_log_probs(world.log_ref.double())
+    settings = {"steps": given.steps, "seeds": given.seeds, "beta": BETA}
     results = {
         "(the reference)": summary(measure(log_ref, world, given.seeds)),
         "(the posterior)": summary(measure(world.log_posterior, world, given.seeds)),
+        **earlier_results(given.out, settings),
     }
     for kind in given.objectives.split(","):
+        if kind in results:
+            continue
         started = time.process_time()
         logits = train(kind, world, given.seeds, given.steps)
         log_pi = TREE.response_log_probs(log_probs_of(logits.double()))
@@ -311,7 +327,6 @@ def main() -> None:
         print(f"{kind}: {time.process_time() - started:.0f} s of processor", file=sys.stderr)
         if given.out is not None:
             given.out.mkdir(parents=True, exist_ok=True)
-            settings = {"steps": given.steps, "seeds": given.seeds, "beta": BETA}
             text = json.dumps({"settings": settings, "results": results}, indent=2)
             (given.out / "posterior.json").write_text(text + "\n")
     print(markdown(results))
