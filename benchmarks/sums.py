@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from tba.actor_learner import batch_of
 from tba.annotations import annotation_names
 from tba.buffer import ReplayBuffer
 from tba.config import Config
@@ -33,7 +34,7 @@ from tba.evaluation import evaluate
 from tba.pace import Lane
 from tba.policy.initial import initial_model
 from tba.policy.loading import load_policy
-from tba.records import Batch, EvalReport, Outcome, Trajectory
+from tba.records import Batch, EvalReport, Trajectory
 from tba.run.rollouts import encode
 from tba.runtimes.lanes import SearchPlan, open_lane
 from tba.sampling import draw_batch
@@ -167,7 +168,9 @@ def _config(job: Job, model: str) -> Config:
 @contextmanager
 def _searching(config: Config, model: str, store: WeightStore) -> Iterator[Lane]:
     plan = SearchPlan(config, model, Stores(store, None), next_ticket=0)
-    with open_lane(plan, Seat(0, lambda stage: None), 0, "cpu") as lane:
+    with open_lane(
+        plan, Seat(0, announce=lambda stage: None, send=lambda batch: None), 0, "cpu"
+    ) as lane:
         yield lane
 
 
@@ -198,27 +201,11 @@ def _from_buffer(config: Config) -> Draw:
 
 
 def _all_of_it(found: list[Trajectory], step: int) -> Batch:
-    """Make a batch of a search batch as it is: S = K samples of each query, one row each."""
+    """Make a batch of a search batch as it is."""
     del step
-    assert all(t.score.outcome is Outcome.OK for t in found)
-    queries = list(dict.fromkeys(t.query_id for t in found))
-    samples = len(found) // len(queries)
-    names = found[0].extras
-    return Batch(
-        prompts=tuple(t.prompt_ids for t in found[::samples]),
-        tokens=tuple(t.tokens for t in found),
-        log_mu=tuple(t.log_mu for t in found),
-        log_ref=tuple(t.log_ref for t in found),
-        reward=np.array([t.score.reward for t in found], dtype=np.float32),
-        policy_version=np.array([t.policy_version for t in found]),
-        reference_version=np.array([t.reference_version for t in found]),
-        finished=np.array([t.finish_reason == "stop" for t in found]),
-        slots=np.arange(len(found)),
-        query_of_row=np.repeat(np.arange(len(queries)), samples),
-        index=np.arange(len(found)).reshape(len(queries), samples),
-        on_policy=np.ones(len(queries), dtype=np.bool_),
-        extras={name: tuple(t.extras[name] for t in found) for name in names},
-    )
+    batch = batch_of(found)
+    assert batch is not None
+    return batch
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:

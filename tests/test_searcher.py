@@ -104,9 +104,10 @@ class Bench:
         self.searcher = Searcher(
             tools,
             Annotations({}, tools),
+            learner=None,
             tickets=self.tickets,
             stores=Stores(self.store, self.reference_store),
-            seat=Seat(lane, self.stages.append),
+            seat=Seat(lane, announce=self.stages.append, send=lambda batch: None),
         )
 
     def publish(self, version, value=None):

@@ -291,15 +291,14 @@ class Pace:
         self._intake.take()
         return True
 
-    def wait_for_samples(self, drawn: Callable[[], bool]) -> bool:
-        """Wait until the bounds on staleness and reuse let a batch be drawn; False: interrupted.
+    def wait_for_samples(self, drawn: Callable[[], bool], what: str) -> bool:
+        """Wait until a batch can be drawn; returns whether it was (False: interrupted).
 
         Where searchers search by rounds, a round of its own brings new samples.
 
         Raises:
             WaitTimeoutError: Nothing could be drawn in time, or within `MAX_EXTRA_ROUNDS`.
         """
-        what = "samples within buffer.max_staleness and buffer.max_reuse"
         if self._mode == "free":
             return self._intake.wait(drawn, what=what, arrivals_help=False)
         for _ in range(MAX_EXTRA_ROUNDS):

@@ -117,6 +117,16 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True)
+class Gradient:
+    """The gradient of a batch's loss, computed by the searcher that sampled the batch (A3C)."""
+
+    of: Mapping[str, Float32]
+    """By name of the published weight, in its shape; not clipped."""
+    metrics: Mapping[str, float]
+    """What the trainer would have measured on the batch, by name."""
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """What one trainer step learns from: Q queries with K samples each, stored once each.
 
@@ -151,6 +161,8 @@ class Batch:
     extras: Mapping[str, tuple[Float32, ...]] = field(default_factory=dict)
     """What searchers computed for the objective besides, by its name; one per row, each of shape
     [token]."""
+    gradient: Gradient | None = None
+    """The whole batch's, where its searcher sent one; then `slots` are -1."""
 
     def select(self, queries: Sequence[int]) -> "Batch":
         """Return the batch of the given queries alone, in that order (a micro-batch)."""

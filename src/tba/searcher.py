@@ -6,6 +6,7 @@
       S3. y_1..y_S ~ pi_theta'(.|x)
       S4. score: r_j = reward(y_j; x); log pi_ref(y_j|x); what the objective needs besides
       S5. add (x, y_j, r_j, log pi_ref, policy version) to D_local
+      A3C alone: the gradient of these goes to the trainer (`tba.actor_learner`)
 
 `Searcher.search` is one round of S1 to S5. When D_local goes to D_global is the turn-taking of
 `tba.pace`; how it gets there is the runtime's.
@@ -24,8 +25,9 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from tba.actor_learner import ActorLearner
 from tba.annotations import Annotations, Found, SearchTools
-from tba.records import Float32, Int32, Query, Response, Score, Trajectory
+from tba.records import Batch, Float32, Int32, Query, Response, Score, Trajectory
 from tba.sync import NOTHING_PUBLISHED, WeightStore
 
 
@@ -112,6 +114,8 @@ class Stage(StrEnum):
     GENERATING = "generating"
     SCORING = "scoring responses"
     REFERENCE = "computing reference log-probabilities"
+    LEARNING = "computing a gradient"
+    SENDING = "waiting for the trainer to take a gradient"
     DELIVERING = "delivering trajectories"
 
 
@@ -123,6 +127,9 @@ class Seat:
     """Number of its lane."""
     announce: Callable[[Stage], None]
     """Called at the start of each stage."""
+    send: Callable[[Batch], None]
+    """Takes a batch with its gradient, where searchers send gradients; may block until the trainer
+    has taken earlier ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +150,7 @@ class Searcher:
         tools: SearchTools,
         annotations: Annotations,
         *,
+        learner: ActorLearner | None,
         tickets: Tickets,
         stores: Stores,
         seat: Seat,
@@ -152,6 +160,7 @@ class Searcher:
         self._judge = tools.judge
         self._sampling = tools.sampling
         self._annotations = annotations
+        self._learner = learner
         self._tickets = tickets
         self._stores = stores
         self._seat = seat
@@ -168,10 +177,14 @@ class Searcher:
         responses = self._engine.generate(
             queries, self._sampling, self._tickets.generator(ticket)
         )  # S3
-        return self._score(queries, responses, ticket)  # S4, S5
+        found = self._score(queries, responses, ticket)  # S4, S5
+        if self._learner is not None:
+            self._send_gradient(self._learner, found)
+        return found
 
     def _take_weights(self) -> None:
-        version = self._stores.policy.pull(self._engine.weights(), newer_than=self._policy_version)
+        weights = self._learner.weights() if self._learner else self._engine.weights()
+        version = self._stores.policy.pull(weights, newer_than=self._policy_version)
         if version is not None:
             self._policy_version = version
         if self._stores.reference is not None:
@@ -180,6 +193,13 @@ class Searcher:
             )
             if version is not None:
                 self._reference_version = version
+
+    def _send_gradient(self, learner: ActorLearner, found: Sequence[Trajectory]) -> None:
+        self._seat.announce(Stage.LEARNING)
+        batch = learner.learn(found)
+        if batch is not None:
+            self._seat.announce(Stage.SENDING)
+            self._seat.send(batch)
 
     def _score(
         self, queries: Sequence[Query], responses: Sequence[Sequence[Response]], ticket: int

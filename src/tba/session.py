@@ -126,8 +126,7 @@ class Session:
     ) -> None:
         """Lay the wires and put trainer and runtime at their ends."""
         config = self._config
-        weights = dict(self._policy.model.named_parameters())
-        store = WeightStore(weights, getattr(torch, config.search.dtype))
+        store = WeightStore(self._update.published(), getattr(torch, config.search.dtype))
         self._resets = self._make_resets(model_folder, checkpoint)
         stores = Stores(store, self._resets.store if self._resets else None)
         plan = SearchPlan(config, model_folder, stores, next_ticket)

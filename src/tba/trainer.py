@@ -3,8 +3,8 @@
     Trainer, for t = 1..N:
       T0. what the searchers delivered goes to D_global
       T1. batch: B times, with probability m a query of the most recent sync and K of its newest
-      samples, otherwise
-          any query ever seen and K of its samples
+          samples, otherwise any query ever seen and K of its samples; where searchers send
+          gradients (A3C), the next batch that came with one
       T2. one optimiser step on the objective with the current beta(t)
       T3. every rho steps the reference becomes the policy; every k steps publish theta
 
@@ -28,6 +28,8 @@ from tba.sampling import draw_batch
 from tba.searcher import stream_seed
 from tba.sync import WeightStore
 from tba.update import PolicyUpdate, UpdateResult
+
+BOUNDED = "samples within buffer.max_staleness and buffer.max_reuse"
 
 
 class Trainer:
@@ -96,7 +98,7 @@ class Trainer:
 
     def publish(self) -> None:
         """Give the present weights to the searchers, under the present version."""
-        self._store.publish(dict(self._update.model.named_parameters()), self.version)
+        self._store.publish(self._update.published(), self.version)
         if self._searched_at_once:
             self._store.flush()
 
@@ -109,6 +111,8 @@ class Trainer:
         return self.version % self._config.sync.sync_every == 0
 
     def _filled(self) -> bool:
+        if self._update.gradients_are_sent:
+            return True  # nothing is drawn from the buffer
         enough = self._config.buffer.initial_samples
         if self._config.sync.mode != "lockstep":  # which searches before the first step anyway
             enough = max(enough, self._config.trainer.samples_per_query)
@@ -127,12 +131,17 @@ class Trainer:
                 batch = self._try_to_draw()
                 return batch is not None
 
-            if not self._pace.wait_for_samples(drawn):
+            what = "a gradient" if self._update.gradients_are_sent else BOUNDED
+            if not self._pace.wait_for_samples(drawn, what):
                 return None
         assert batch is not None
-        return batch if self._resets is None else self._resets.refresh(batch, self._buffer)
+        if self._resets is None or batch.gradient is not None:
+            return batch
+        return self._resets.refresh(batch, self._buffer)
 
     def _try_to_draw(self) -> Batch | None:
+        if self._update.gradients_are_sent:
+            return self._intake.runtime.next_gradient()
         seed = stream_seed(self._config.seed, "draw", self.version)
         return draw_batch(
             self._buffer,

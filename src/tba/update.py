@@ -1,5 +1,7 @@
 """One optimiser step on a batch: objective, micro-batches, clipping, AdamW.
 
+    batch --> BatchLoss.backward, or the gradient that the batch brings (A3C) --> clipping, AdamW
+
 The loss of a batch is a mean over its queries, so a micro-batch of whole queries contributes its
 own mean times its share of the queries, and the summed gradient is the one-batch gradient. A
 sample drawn more than once for a query goes through the model once.
@@ -8,6 +10,7 @@ sample drawn more than once for a query goes through the model once.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,7 +25,7 @@ from tba.objectives import load_objective
 from tba.objectives.base import declared
 from tba.objectives.masked import at_responses, log_ratio
 from tba.objectives.metrics import distance_to_sampling, reward_metrics
-from tba.records import Batch
+from tba.records import Batch, Gradient
 from tba.schedules import learning_rate_at, settings_at
 
 
@@ -69,6 +72,21 @@ class BatchLoss:
         self._objective = load_objective(config.objective)
         self._inputs = Inputs(model, self._objective, config, eos_ids)
         self.heads = self._inputs.heads
+
+    @property
+    def gradients_are_sent(self) -> bool:
+        """Whether searchers compute the gradient, and the trainer only applies it."""
+        return self._objective.sends_gradients
+
+    def published(self) -> dict[str, Tensor]:
+        """Return the live weights that searchers need, by name.
+
+        They are the policy's, and those of the heads where searchers compute gradients.
+        """
+        parts = [self._model.named_parameters()]
+        if self.gradients_are_sent:
+            parts.append(self.heads.named_parameters(prefix="heads"))
+        return dict(chain(*parts))
 
     def beside_the_policy(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the live weights of heads and anchor, where there are any; for checkpoints."""
@@ -137,6 +155,15 @@ class PolicyUpdate:
         )
         self._peaks = [group["lr"] for group in self.optimizer.param_groups]
 
+    @property
+    def gradients_are_sent(self) -> bool:
+        """Whether searchers compute the gradient, so that every batch must bring its own."""
+        return self._loss.gradients_are_sent
+
+    def published(self) -> dict[str, Tensor]:
+        """Return the live weights that searchers need, by name."""
+        return self._loss.published()
+
     def beside_the_policy(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the live weights of heads and anchor, where there are any; for checkpoints."""
         return self._loss.beside_the_policy()
@@ -158,13 +185,23 @@ class PolicyUpdate:
 
     def _clipped_gradient(self, batch: Batch, number: int) -> dict[str, float]:
         """Leave the clipped gradient of the batch's loss; return its metrics."""
-        sums = self._loss.backward(batch, number)
+        if batch.gradient is None:
+            sums = self._loss.backward(batch, number)
+        else:
+            sums = self._take(batch.gradient)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._config.max_grad_norm)
         if heads := list(self._loss.heads.parameters()):
             nn.utils.clip_grad_norm_(heads, self._config.max_grad_norm)
         names = [*sums, "grad_norm"]
         values = torch.stack([*sums.values(), norm.float()]).tolist()  # the step's one read-back
         return dict(zip(names, values, strict=True))
+
+    def _take(self, gradient: Gradient) -> dict[str, Tensor]:
+        """Put a gradient that was sent in the place of our own; return its metrics."""
+        for name, weight in self.published().items():
+            weight.grad = torch.from_numpy(gradient.of[name]).to(weight.device)
+        device = self.model.device
+        return {name: torch.tensor(v, device=device) for name, v in gradient.metrics.items()}
 
 
 @torch.no_grad()

@@ -304,7 +304,9 @@ def test_a_searcher_that_stalls_in_the_middle_of_a_message_keeps_nobody_else_wai
     stalled, stalled_end = multiprocessing.Pipe(duplex=False)
     healthy, healthy_end = multiprocessing.Pipe(duplex=False)
     for pipe in (stalled, healthy):
-        threading.Thread(target=_read, args=(pipe, inbox), daemon=True).start()
+        threading.Thread(
+            target=_read, args=(pipe, lambda *message: inbox.put(message)), daemon=True
+        ).start()
     os.write(stalled_end.fileno(), struct.pack("!i", 1_000) + b"half")  # announces 1,000 bytes
     healthy_end.send("found")
     assert inbox.get(timeout=30) == (healthy, "found")

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from tba.config.base import Section
 from tba.config.model import BuildConfig, ModelConfig, WarmStartConfig
 from tba.config.objectives import (
+    A3CConfig,
     AStarPOConfig,
     ObjectiveConfig,
     SubTrajectoryBalanceConfig,
@@ -145,6 +146,28 @@ class Config(Section):
                 f"{self.sync.reference_reset_every}, but what searchers compute for this objective "
                 "belongs to the reference they had: leave sync.reference_reset_every out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _gradients_can_be_sent(self) -> Self:
+        if not isinstance(self.objective, A3CConfig):
+            return self
+        reason = "but with objective.kind a3c searchers send gradients"
+        if self.sync.mode != "free":
+            raise ValueError(
+                f"sync.mode is {self.sync.mode}, {reason}, for which nobody waits: set it to free"
+            )
+        if self.search.dtype != "float32":
+            raise ValueError(
+                f"search.dtype is {self.search.dtype}, {reason}, which they compute with their own "
+                "weights: set it to float32"
+            )
+        for bound in ("max_staleness", "max_reuse"):
+            if (value := getattr(self.buffer, bound)) is not None:
+                raise ValueError(
+                    f"buffer.{bound} is {value}, {reason}, and nothing is drawn from the buffer: "
+                    "leave it out"
+                )
         return self
 
     @model_validator(mode="after")

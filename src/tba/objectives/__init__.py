@@ -56,7 +56,7 @@ OBJECTIVES = {
     "ppo": Objective(ppo, prepare=ppo_targets, prepared=PPO_TARGETS),
     "vineppo": Objective(vineppo),
     "vtrace": Objective(vtrace),
-    "a3c": Objective(a3c),
+    "a3c": Objective(a3c, sends_gradients=True),
     "online_dpo": Objective(online_dpo),
     "dpo": Objective(dpo),
     "ipo": Objective(ipo),

@@ -16,12 +16,12 @@ the policy gradient is, then averaged over responses and queries. V_t is the val
 before token t; the state after the last token is worth 0.
 
 V-trace's anchor is `log_mu`, the policy that sampled, whose KL its rewards pay: k = log mu - log
-ref. A3C has no ratio and takes samples for its own: k = log pi - log ref. Detached: all but
-`log_pi` in log pi(y_t) and `value` in V_t of the value loss.
+ref. A3C has no ratio, since its searchers differentiate with the weights that sampled: k = log pi -
+log ref. Detached: all but `log_pi` in log pi(y_t) and `value` in V_t of the value loss.
 
 How they differ from the papers: no entropy bonus, which log-probabilities of the sampled tokens
 alone do not give; the KL term stands in its place. A3C's return runs to the end of the response
-(n unbounded), and its workers' lock-free sending of gradients is no part of the loss.
+(n unbounded). That searchers compute A3C's gradient and send it is `tba.actor_learner`'s part.
 """
 
 import torch

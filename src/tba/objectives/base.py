@@ -67,6 +67,8 @@ class Objective:
     of shape [query, sample, token]."""
     prepared: tuple[str, ...] = ()
     """Names of what `prepare` returns."""
+    sends_gradients: bool = False
+    """Whether searchers compute the gradient, with their own weights, and send it (A3C)."""
 
     def inputs(self) -> tuple[str, ...]:
         """Return the inputs that the loss names, those of the preparation left out."""

@@ -1,8 +1,9 @@
 """Scalars learned beside the policy: a value for each token, log Z for each query.
 
 A head is a linear map of the policy's last hidden states that starts at zero, so it needs no random
-numbers. Searchers never see it. The value's gradient reaches the policy's layers, as in PPO with a
-shared body; that of log Z does not: it is a property of the query, not of the policy.
+numbers. Searchers see it only where they compute gradients (A3C). The value's gradient reaches the
+policy's layers, as in PPO with a shared body; that of log Z does not: it is a property of the
+query, not of the policy.
 """
 
 from collections.abc import Collection

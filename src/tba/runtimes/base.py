@@ -5,6 +5,8 @@ from typing import Protocol, Self
 
 import pyarrow as pa
 
+from tba.records import Batch
+
 
 @dataclass(frozen=True, slots=True)
 class SearchStatus:
@@ -26,11 +28,10 @@ class Runtime(Protocol):
     """Searchers at work, one lane each.
 
     Invariants: what `receive` returns is durable in the rollout log, in the order of the log;
-        rounds are opened in
-    increasing order, and only after the weights they search with were published. Only `receive`
-    blocks, at most for its timeout; it raises what made searching impossible
-    (`SearcherFailedError`, `StorageError`, a `UserError` from a searcher). Leaving the context ends
-    every searcher.
+    rounds are opened in increasing order, and only after the weights they search with were
+    published. Only `receive` blocks, at most for its timeout; it raises what made searching
+    impossible (`SearcherFailedError`, `StorageError`, a `UserError` from a searcher). Leaving the
+    context ends every searcher.
     """
 
     def __enter__(self) -> Self:
@@ -51,6 +52,10 @@ class Runtime(Protocol):
 
     def receive(self, timeout_s: float) -> list[pa.RecordBatch]:
         """Return what arrived since the last call; wait up to `timeout_s` for the first."""
+        ...
+
+    def next_gradient(self) -> Batch | None:
+        """Return the oldest batch with a gradient that a searcher has sent; never waits."""
         ...
 
     def waiting_for(self, number: int) -> list[str]:

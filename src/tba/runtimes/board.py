@@ -77,7 +77,7 @@ class Board:
         row, now = self._lanes[lane], time.monotonic_ns()
         before = STAGES[int(row[0])]
         if before is not Stage.LOADING:
-            row[3 if before is Stage.WAITING else 2] += now - int(row[1])
+            row[3 if before in (Stage.WAITING, Stage.SENDING) else 2] += now - int(row[1])
         row[0], row[1] = STAGES.index(stage), now
 
     def read(self, lane: int) -> LaneNotice:

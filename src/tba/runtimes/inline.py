@@ -5,12 +5,14 @@ with a trainer step.
 """
 
 import time
+from collections import deque
 from contextlib import ExitStack
 from typing import Self
 
 import pyarrow as pa
 
 from tba.pace import NO_ROUND, Lane
+from tba.records import Batch
 from tba.run.rollouts import RolloutLog, encode
 from tba.runtimes.base import SearchStatus
 from tba.runtimes.lanes import SearchPlan, open_lane
@@ -28,12 +30,13 @@ class InlineRuntime:
         self._opened = self._closing = NO_ROUND
         self._tokens = 0
         self._busy_s = 0.0
+        self._sent: deque[Batch] = deque()
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         """Load the searchers."""
         for lane in range(self._plan.config.search.searchers):
-            seat = Seat(lane, announce=lambda stage: None)
+            seat = Seat(lane, announce=lambda stage: None, send=self._sent.append)
             opening = open_lane(self._plan, seat, self._plan.first_ticket(lane), self._device)
             self._lanes.append(self._stack.enter_context(opening))
         return self
@@ -62,6 +65,10 @@ class InlineRuntime:
                 self._tokens += sum(len(trajectory.tokens) for trajectory in found)
                 return self._store(encode(found)) if found else []
         return []
+
+    def next_gradient(self) -> Batch | None:
+        """Return what the lane that had the last turn has sent."""
+        return self._sent.popleft() if self._sent else None
 
     def waiting_for(self, number: int) -> list[str]:
         """Name the lanes that have not delivered round `number` yet."""

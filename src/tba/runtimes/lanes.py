@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
+from tba.actor_learner import ActorLearner
 from tba.annotations import Annotations, SearchTools, annotators
 from tba.config import Config
 from tba.engines.base import Sampling
 from tba.engines.torch_engine import TorchEngine
+from tba.objectives import load_objective
 from tba.pace import NO_ROUND, Lane, searches_per_round
-from tba.policy.loading import load_policy
+from tba.policy.loading import Policy, load_policy
 from tba.policy.reference import Reference
 from tba.searcher import Judge, Searcher, Seat, Stores, Tickets
 from tba.tasks import load_task
@@ -68,6 +70,7 @@ def open_lane(
         searcher = Searcher(
             tools,
             Annotations(annotators(config.objective), tools),
+            learner=_learner(policy, config),
             tickets=Tickets(task.train, config.search.queries_per_batch, config.seed),
             stores=plan.stores,
             seat=seat,
@@ -80,3 +83,10 @@ def open_lane(
             stride=config.search.searchers,
             ended=ended,
         )
+
+
+def _learner(policy: Policy, config: Config) -> ActorLearner | None:
+    """Return what computes gradients in the searcher, for an objective that has them sent."""
+    if not load_objective(config.objective).sends_gradients:
+        return None
+    return ActorLearner(policy.model, config, policy.eos_ids)

@@ -5,7 +5,8 @@ trajectories through one pipe a searcher, so that killing a searcher can damage 
 pipe. A thread a pipe reads it, so that a searcher which stalls in the middle of a message keeps
 nobody else waiting. An intake thread makes the trajectories durable in the rollout log and only
 then hands them on; it replaces searchers that died, names those that stall, and kills those that
-stall beyond the bound.
+stall beyond the bound. Gradients, where searchers send them, wait in a short queue for the trainer;
+they are not logged, since they can be made again from what is.
 
 Searchers end when the trainer's process does, however it ends.
 """
@@ -14,12 +15,13 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from queue import Empty, Queue
+from queue import Empty, Full, Queue
 from typing import Self
 
 import pyarrow as pa
@@ -28,6 +30,7 @@ import torch.multiprocessing
 from tba.config import LocalRuntimeConfig
 from tba.errors import SearcherFailedError, TbaError, UserError
 from tba.pace import NO_ROUND
+from tba.records import Batch
 from tba.run.rollouts import RolloutLog, from_bytes
 from tba.runtimes.base import SearchStatus
 from tba.runtimes.board import Board
@@ -41,6 +44,9 @@ POLL_S = 0.1
 LAST_BREATH_S = 1.0  # between the end of a pipe and that of its process
 INBOX_MESSAGES = 64  # read and not yet taken in; beyond, searchers wait in their pipes
 FAREWELL_S = 5.0  # how long searchers may take to finish their present batch at the end
+
+Message = Delivery | Failure | Batch | None
+"""What comes through a searcher's pipe; None is its end."""
 
 
 @dataclass(slots=True)
@@ -91,6 +97,7 @@ class LocalRuntime:
             target=self._take_in_until_stopped, name="intake", daemon=True
         )
         self._inbox: Queue[tuple[Connection, Delivery | Failure | None]] = Queue(INBOX_MESSAGES)
+        self._gradients: Queue[Batch] = Queue(plan.config.search.searchers)
         self._arrival = threading.Condition()  # guards the four below
         self._arrived: list[pa.RecordBatch] = []
         self._error: TbaError | None = None
@@ -144,6 +151,13 @@ class LocalRuntime:
             if self._error is not None and not arrived:
                 raise self._error
             return arrived
+
+    def next_gradient(self) -> Batch | None:
+        """Return the oldest batch with a gradient that has arrived."""
+        try:
+            return self._gradients.get_nowait()
+        except Empty:
+            return None
 
     def waiting_for(self, number: int) -> list[str]:
         """Name the searchers that have not delivered round `number`; all, if there is no round."""
@@ -202,9 +216,23 @@ class LocalRuntime:
         """Read the lane's present pipe from now on."""
         name = f"pipe-{lane.lane}"
         reader = threading.Thread(
-            target=_read, args=(lane.pipe, self._inbox), name=name, daemon=True
+            target=_read, args=(lane.pipe, self._sort), name=name, daemon=True
         )
         reader.start()
+
+    def _sort(self, pipe: Connection, message: Message) -> None:
+        """Pass what came through a pipe to the intake thread, a gradient to the trainer."""
+        if isinstance(message, Batch):
+            self._offer(message)
+        else:
+            self._inbox.put((pipe, message))
+
+    def _offer(self, batch: Batch) -> None:
+        """Keep a gradient for the trainer; its searcher waits meanwhile. Lost when all ends."""
+        while not self._board.stopping:
+            with suppress(Full):
+                self._gradients.put(batch, timeout=POLL_S)
+                return
 
     # --- the intake thread ---
 
@@ -318,6 +346,8 @@ class LocalRuntime:
         is opened that it does not take up.
         """
         notice = self._board.read(lane.lane)
+        if notice.stage is Stage.SENDING:
+            return 0.0
         if notice.stage is not Stage.WAITING:
             return notice.age_s
         if self._board.opened <= lane.ended:
@@ -330,15 +360,15 @@ class LocalRuntime:
             self._arrival.notify_all()
 
 
-def _read(pipe: Connection, inbox: Queue[tuple[Connection, Delivery | Failure | None]]) -> None:
+def _read(pipe: Connection, take: Callable[[Connection, Message], None]) -> None:
     """Pass on what comes through a pipe and, at its end, None."""
     with pipe:
         try:
             while True:
-                inbox.put((pipe, pipe.recv()))
+                take(pipe, pipe.recv())
         except (EOFError, OSError):
             pass
-    inbox.put((pipe, None))
+    take(pipe, None)
 
 
 def _how_it_ended(exit_code: int | None) -> str:

@@ -74,7 +74,9 @@ def searcher_main(plan: SearchPlan, seat: SearcherSeat, board: Board, pipe: Conn
     _settle(seat)
     board.announce(seat.lane, Stage.LOADING)
     try:
-        sitting = Seat(seat.lane, announce=lambda stage: board.announce(seat.lane, stage))
+        sitting = Seat(
+            seat.lane, announce=lambda stage: board.announce(seat.lane, stage), send=pipe.send
+        )
         opening = open_lane(plan, sitting, seat.first_ticket, seat.device, ended=seat.ended)
         with opening as lane:
             _search_until_stopped(lane, seat, board, pipe)
