@@ -268,6 +268,7 @@ def test_a_resumed_run_waits_for_the_first_delivery_where_searchers_need_time_to
 ):
     trainer = Trainer.__new__(Trainer)
     trainer._config = tiny_config(tmp_path, runtime={"kind": runtime}, sync={"mode": mode})
+    trainer._update = SimpleNamespace(gradients_are_sent=False)
     trainer._intake = SimpleNamespace(arrivals=SimpleNamespace(scored=0))
     trainer.version = 5
     assert trainer._filled() is not waits
