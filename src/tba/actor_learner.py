@@ -30,7 +30,9 @@ class ActorLearner:
     """The loss on a searcher's own policy and heads."""
 
     def __init__(self, model: PreTrainedModel, config: Config, eos_ids: Sequence[int]) -> None:
+        self._model = model
         self._loss = BatchLoss(model, config, eos_ids)
+        self._recomputes = config.model.gradient_checkpointing
         self._last_step = config.trainer.steps - 1
 
     def weights(self) -> Mapping[str, Tensor]:
@@ -46,7 +48,9 @@ class ActorLearner:
         for weight in weights.values():
             weight.grad = None
         number = min(int(batch.policy_version[0]), self._last_step)  # published after the last one
+        self._model.train(self._recomputes)  # there is no dropout; generation needs it off
         metrics = self._loss.backward(batch, number)
+        self._model.eval()
         gradient = Gradient(
             of={name: _gradient_of(weight) for name, weight in weights.items()},
             metrics=dict(zip(metrics, torch.stack([*metrics.values()]).tolist(), strict=True)),

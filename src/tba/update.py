@@ -199,7 +199,7 @@ class PolicyUpdate:
     def _take(self, gradient: Gradient) -> dict[str, Tensor]:
         """Put a gradient that was sent in the place of our own; return its metrics."""
         for name, weight in self.published().items():
-            weight.grad = torch.from_numpy(gradient.of[name]).to(weight.device)
+            weight.grad = torch.from_numpy(gradient.of[name]).to(weight.device, copy=True)
         device = self.model.device
         return {name: torch.tensor(v, device=device) for name, v in gradient.metrics.items()}
 
