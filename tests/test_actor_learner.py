@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from tba.actor_learner import batch_of
 from tba.config.load import load_config
@@ -225,3 +226,8 @@ def test_a_batch_of_a_search_leaves_out_queries_with_a_failed_response():
 def test_what_cannot_go_with_gradients_is_refused(setting, sentence):
     with pytest.raises(ConfigError, match=sentence):
         load_config(["arithmetic"], ["--objective.kind=a3c", setting])
+
+
+def test_given_pairs_bring_no_gradients(tmp_path):
+    with pytest.raises(ValidationError, match=r"buffer\.given_pairs is true, but with objective"):
+        tiny_config(tmp_path, objective=OBJECTIVE, buffer={"given_pairs": True})

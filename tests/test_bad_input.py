@@ -192,6 +192,80 @@ def test_a_column_that_cannot_be_sent_is_refused(place):
     assert "cannot be sent to the scoring process" in told
 
 
+# --- given pairs -----------------------------------------------------------------------------
+
+PAIR = '{"prompt": "ab", "chosen": "a", "rejected": "b"}\n'
+PAIRS = """
+[task]
+kind = "custom"
+train_file = "pairs.jsonl"
+[buffer]
+given_pairs = true
+[search]
+searchers = 0
+[objective]
+kind = "dpo"
+"""
+
+
+@pytest.fixture
+def pairs(place):
+    """Stand beside four good pairs and their configuration."""
+    (place / "pairs.jsonl").write_text(PAIR * 4)
+    (place / "pairs.toml").write_text(PAIRS)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (
+            PAIR + PAIR.replace("chosen", "best"),
+            "row 2 of {} has no column 'chosen'; it has",
+        ),
+        (
+            PAIR + PAIR.replace('"b"', "3"),
+            "rejected of row 2 of {} is 3, expected a text or",
+        ),
+        (PAIR + PAIR.replace('"a"', '[{"role": "user", "content": "a"}]'), "chosen of row 2 of {}"),
+        (PAIR.replace('"a"', '"ax"') * 4, "the tokenizer cannot read an answer such as 'ax'"),
+        (PAIR.replace('"a"', '"aaaa"') * 4, "3 with an answer longer than search.max_completion_l"),
+        (PAIR.replace('"a"', '"b"') * 4, "of 3 rows to train on: skipped given pairs: 3 with two"),
+    ],
+)
+def test_bad_pairs_are_refused_and_leave_no_run(pairs, rows, words):
+    Path("pairs.jsonl").write_text(rows)
+    assert words.format(Path("pairs.jsonl").resolve()) in refused("pairs.toml")
+    assert content("run") == {}
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("--objective.kind=grpo", "objective.kind = grpo asks for log_mu, which is not known"),
+        ("--buffer.given_pairs=false", "so there would be nothing to learn from"),
+        ("--sync.mode=lockstep", "set sync.mode to free"),
+        ("--search.searchers=1", "task.reward names no reward function"),
+    ],
+)
+def test_what_pairs_do_not_allow_is_refused(pairs, setting, words):
+    assert words in refused("pairs.toml", setting)
+    assert content("run") == {}
+
+
+def test_pairs_used_up_end_the_run_at_once_with_what_to_raise(pairs):
+    told = refused("pairs.toml", "--buffer.max_reuse=1")
+    assert told.startswith("every given pair was used buffer.max_reuse = 1 times after 2 steps")
+    assert json.loads(Path("run/summary.json").read_text())["ended"] == "failed"
+    assert "after 2 steps" in sentence(invoke("--resume", "run"), 2)
+
+
+def test_a_task_file_without_a_reward_is_refused_where_somebody_searches(place):
+    file = Path("task.py")
+    file.write_text(file.read_text().replace("def reward", "def judge"))
+    assert "the task has no reward function" in refused("task.toml")
+    assert content("run") == {}
+
+
 # --- rewards ---------------------------------------------------------------------------------
 
 

@@ -23,20 +23,20 @@ def test_versions_of_lost_futures_stay_capped_in_every_later_sitting(tmp_path):
         session._rollouts = log
         # First sitting: versions 4 and 9 were searched, its checkpoint is that of step 6.
         log.append(encode([*distinct(0, 2, version=4), *distinct(1, 2, version=9)]))
-        buffer, next_ticket = session._rebuild_buffer(checkpoint(), version=6)
-        assert versions(buffer) == [[4, 4], [6, 6]]
+        rebuilt = session._rebuild_buffer(checkpoint(), version=6)
+        assert versions(rebuilt.buffer) == [[4, 4], [6, 6]]
         assert session._resumptions == ((4, 6),)
-        assert next_ticket == 10
+        assert rebuilt.next_ticket == 10
         # Second sitting, from step 6 on: versions 8 and 20, checkpoint at step 14.
         log.append(encode([*distinct(2, 1, version=8), *distinct(3, 1, version=20)]))
-        buffer, _ = session._rebuild_buffer(checkpoint(session._resumptions), version=14)
-        assert versions(buffer) == [[4, 4], [6, 6], [8], [14]]
+        rebuilt = session._rebuild_buffer(checkpoint(session._resumptions), version=14)
+        assert versions(rebuilt.buffer) == [[4, 4], [6, 6], [8], [14]]
         assert session._resumptions == ((4, 6), (6, 14))
         # Third sitting, checkpoint at step 30: 9 and 20 still mean nothing.
         log.append(encode(distinct(4, 1, version=25)))
-        buffer, next_ticket = session._rebuild_buffer(checkpoint(session._resumptions), version=30)
-        assert versions(buffer) == [[4, 4], [6, 6], [8], [14], [25]]
-        assert next_ticket == 26
+        rebuilt = session._rebuild_buffer(checkpoint(session._resumptions), version=30)
+        assert versions(rebuilt.buffer) == [[4, 4], [6, 6], [8], [14], [25]]
+        assert rebuilt.next_ticket == 26
 
 
 def checkpoint(resumptions=()):

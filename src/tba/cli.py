@@ -150,6 +150,8 @@ def _report(summary: "Summary", folder: Path) -> None:
         raise _end(f"{summary.detail} after {summary.steps} steps; {advice}", EXIT_INTERRUPTED)
     if summary.before is not None and summary.after is not None:
         Console().print(results_table(summary.before, summary.after))
+    elif summary.detail:
+        print(summary.detail)
     print(f"everything about the run is in {folder}")
 
 

@@ -19,6 +19,10 @@ Float32 = NDArray[np.float32]
 Bool = NDArray[np.bool_]
 
 
+GIVEN = -1
+"""In the place of a ticket and of a searcher's lane: the trajectory was given with the task."""
+
+
 class FinishReason(StrEnum):
     """Why a response ended."""
 
@@ -107,9 +111,9 @@ class Trajectory:
     """Optimiser steps behind the reference that scored it; 0 is the initial model."""
     ticket: int
     """Number of the search batch it came from; unique within a run, it fixes queries and random
-    stream."""
+    stream. `GIVEN` where it was not searched."""
     searcher: int
-    """Lane of the searcher that found it."""
+    """Lane of the searcher that found it, or `GIVEN`."""
     temperature: float
     """Sampling temperature."""
     extras: Mapping[str, Float32] = field(default_factory=dict)

@@ -18,12 +18,12 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from tba.buffer import ReplayBuffer
 from tba.config import Config, InlineRuntimeConfig
 from tba.engines.base import Sampling
 from tba.engines.torch_engine import TorchEngine
 from tba.errors import StorageError, TbaError
 from tba.evaluation import evaluate
+from tba.given import batches, check_objective, read_given_pairs
 from tba.pace import Arrivals, Intake
 from tba.policy.initial import initial_model
 from tba.policy.loading import check_positions, load_policy
@@ -36,7 +36,7 @@ from tba.run.interrupt import StopSignal
 from tba.run.ledger import Ledger
 from tba.run.metrics import MetricsWriter
 from tba.run.progress import Progress
-from tba.run.rebuild import rebuild_buffer
+from tba.run.rebuild import Rebuilt, rebuild_buffer
 from tba.run.rollouts import RolloutLog
 from tba.run.summary import Ending, Summary, Totals, summarize
 from tba.runtimes import SearchPlan, make_runtime
@@ -49,6 +49,8 @@ from tba.trainer import Trainer
 from tba.update import PolicyUpdate
 
 log = logging.getLogger(__name__)
+
+NOT_EVALUATED = "nothing is evaluated, since the task has no reward function"
 
 
 def run(config: Config, run_dir: Path, *, resume: bool, clean: bool, progress: Progress) -> Summary:
@@ -93,6 +95,9 @@ class Session:
     def prepare(self, stack: ExitStack, checkpoint: Checkpoint | None) -> None:
         """Load or make every part; what must be closed goes onto the stack."""
         config, folder = self._config, self._folder
+        with_pairs = config.buffer.given_pairs
+        if with_pairs:
+            check_objective(config.objective)
         version = 0
         if checkpoint is not None:
             version = self._saved_step = checkpoint.state.step
@@ -102,31 +107,35 @@ class Session:
         model_folder = initial_model(config, folder.model, device, self._progress.event)
         source: str | Path = checkpoint.policy if checkpoint else model_folder
         self._policy = load_policy(source, config.model, device=device, dtype=torch.float32)
-        self._task = load_task(config.task, self._policy.tokenizer)
+        self._task = load_task(config.task, self._policy.tokenizer, with_pairs=with_pairs)
         if self._task.skipped:
             self._progress.event(
                 f"skipped {self._task.skipped} prompts longer than task.max_prompt_length"
             )
         queries = [*self._task.train, *self._task.test]
         check_positions(self._policy.model, queries, config.search.max_completion_length)
-        self._scorer = stack.enter_context(Scorer(self._task.reward))
+        self._scorer = self._open_scorer(stack)
         self._rollouts = stack.enter_context(self._open_rollouts(checkpoint))
         self._metrics = stack.enter_context(MetricsWriter(folder.metrics, resumed_step=version))
-        self._buffer, next_ticket = self._rebuild_buffer(checkpoint, version)
+        rebuilt = self._rebuild_buffer(checkpoint, version)
+        self._buffer = rebuilt.buffer
+        if with_pairs:
+            self._add_given_pairs(model_folder, rebuilt.given)
         totals = checkpoint.state.totals if checkpoint else Totals()
         self._ledger = Ledger(totals, self._buffer, started=self._started)
         self._update = PolicyUpdate(self._policy.model, config, self._policy.eos_ids)
         if checkpoint is not None:
             checkpoint.restore_optimizer(self._update.optimizer)
             checkpoint.restore_beside_the_policy(self._update.beside_the_policy())
-        self._assemble(model_folder, checkpoint, version, next_ticket)
+        self._assemble(model_folder, checkpoint, version, rebuilt.next_ticket)
 
     def _assemble(
         self, model_folder: str, checkpoint: Checkpoint | None, version: int, next_ticket: int
     ) -> None:
         """Lay the wires and put trainer and runtime at their ends."""
         config = self._config
-        store = WeightStore(self._update.published(), getattr(torch, config.search.dtype))
+        published = self._update.published() if config.search.searchers else {}
+        store = WeightStore(published, getattr(torch, config.search.dtype))
         self._resets = self._make_resets(model_folder, checkpoint)
         stores = Stores(store, self._resets.store if self._resets else None)
         plan = SearchPlan(config, model_folder, stores, next_ticket)
@@ -167,7 +176,9 @@ class Session:
             raise
         if self._stop():
             return self._summary(Ending.INTERRUPTED, None, self._stop.reason)
-        return self._summary(Ending.FINISHED, self._evaluate())
+        return self._summary(
+            Ending.FINISHED, self._evaluate(), "" if self._scorer else NOT_EVALUATED
+        )
 
     def _loop(self) -> None:
         if self._before is None:
@@ -189,8 +200,14 @@ class Session:
         self._metrics.write(report.step, metrics, staleness=report.staleness)
         self._progress.update(StepReport(report.step, metrics, report.staleness, report.published))
 
-    def _evaluate(self) -> EvalReport:
-        """Measure the present policy on held-out queries, in the trainer's precision."""
+    def _evaluate(self) -> EvalReport | None:
+        """Measure the present policy on held-out queries, in the trainer's precision.
+
+        Returns:
+            None where the task has no reward function.
+        """
+        if self._scorer is None:
+            return None
         search = self._config.search
         low = self._config.trainer.precision == "bfloat16"
         with torch.autocast(self._policy.model.device.type, torch.bfloat16, enabled=low):
@@ -284,15 +301,34 @@ class Session:
             rollouts.truncate(checkpoint.state.rollout_position if checkpoint else rollouts.start)
         return rollouts
 
-    def _rebuild_buffer(
-        self, checkpoint: Checkpoint | None, version: int
-    ) -> tuple[ReplayBuffer, int]:
-        """Return the buffer as the log has it, and the lowest ticket that no search batch had."""
+    def _open_scorer(self, stack: ExitStack) -> Scorer | None:
+        """Start the scoring process, unless there is no reward function and nobody searches."""
+        if self._config.search.searchers == 0 and not self._task.reward.functions:
+            self._progress.event(NOT_EVALUATED)
+            return None
+        return stack.enter_context(Scorer(self._task.reward))
+
+    def _rebuild_buffer(self, checkpoint: Checkpoint | None, version: int) -> Rebuilt:
+        """Return the buffer as the log has it, and what else was read."""
         rebuilt = rebuild_buffer(self._rollouts.read(), self._config, checkpoint, version)
         earlier = checkpoint.state.resumptions if checkpoint else ()
         rows = rebuilt.rows
         self._resumptions = (*earlier, (rows, version)) if rows else earlier
-        return rebuilt.buffer, rebuilt.next_ticket
+        return rebuilt
+
+    def _add_given_pairs(self, model_folder: str, logged: frozenset[int]) -> None:
+        """Put those pairs of the training rows into log and buffer that the log lacks."""
+        config, policy = self._config, self._policy
+        given = read_given_pairs(self._task, policy, config.search.max_completion_length)
+        if skipped := given.skipped():
+            self._progress.event(skipped)
+        if logged.issuperset(query.query_id for query, *_ in given.pairs):
+            return
+        self._progress.event(f"the buffer starts with {len(given.pairs)} given pairs")
+        reference = load_reference(model_folder, config, device=policy.model.device, saved=None)
+        for batch in batches(given, logged, reference, config):
+            self._rollouts.append(batch)
+            self._buffer.add(batch)
 
     def _make_resets(
         self, model_folder: str, checkpoint: Checkpoint | None

@@ -23,6 +23,7 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from jaxtyping import Bool, Float
 from numpy.typing import NDArray
@@ -36,6 +37,7 @@ from tba.objectives.metrics import distance_to_sampling
 from tba.objectives.ratio import group_advantage, is_clipped, k3
 from tba.records import Batch, Int64, Outcome
 from tba.run.metrics import staleness_histogram
+from tba.run.rollouts import is_given
 from tba.sampling import assemble
 from tba.update import micro_batches
 
@@ -195,8 +197,8 @@ def sample_measures(
 def reference_log_z(logged: Iterable[pa.RecordBatch], beta: float) -> dict[int, float]:
     """Return log mean exp(r / beta) over the logged responses of version 0, by query id.
 
-    Version 0 is the reference. Every response counts, since a mean over those that the buffer keeps
-    would leave out the ones found again later.
+    Version 0 is the reference; given answers are not its responses. Every response counts, since a
+    mean over those that the buffer keeps would leave out the ones found again later.
     """
     rewards: dict[int, list[float]] = {}
     for query_id, reward in _rewards_of_the_reference(logged):
@@ -210,7 +212,8 @@ def _log_mean_exp(values: NDArray[np.float64]) -> float:
 
 
 def _rewards_of_the_reference(logged: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, float]]:
-    for batch in logged:
+    for logged_batch in logged:
+        batch = logged_batch.filter(pc.invert(is_given(logged_batch)))
         names = ("policy_version", "outcome", "query_id", "reward")
         for version, outcome, query_id, reward in zip(
             *(batch[name].to_pylist() for name in names), strict=True

@@ -20,7 +20,7 @@ import numpy as np
 
 from tba.buffer import ReplayBuffer
 from tba.config import Config
-from tba.errors import DivergedError
+from tba.errors import ConfigError, DivergedError
 from tba.pace import Intake, Pace
 from tba.policy.resets import ReferenceResets
 from tba.records import Batch, Int64, StepReport
@@ -103,6 +103,10 @@ class Trainer:
             self._store.flush()
 
     @property
+    def _nobody_searches(self) -> bool:
+        return self._config.search.searchers == 0
+
+    @property
     def _searched_at_once(self) -> bool:
         """Whether searchers search as soon as weights are published, and with no older ones."""
         return self._config.sync.mode != "free" or self._config.runtime.kind == "inline"
@@ -111,8 +115,8 @@ class Trainer:
         return self.version % self._config.sync.sync_every == 0
 
     def _filled(self) -> bool:
-        if self._update.gradients_are_sent:
-            return True  # nothing is drawn from the buffer
+        if self._nobody_searches or self._update.gradients_are_sent:
+            return True  # there is nothing to come, or nothing drawn from the buffer
         enough = self._config.buffer.initial_samples
         if self._config.sync.mode != "lockstep":  # which searches before the first step anyway
             enough = max(enough, self._config.trainer.samples_per_query)
@@ -124,6 +128,11 @@ class Trainer:
     def _draw(self) -> Batch | None:
         """Draw this step's batch; wait only where the bounds leave nothing to draw."""
         batch = self._try_to_draw()
+        if batch is None and self._nobody_searches:
+            raise ConfigError(
+                f"every given pair was used buffer.max_reuse = {self._config.buffer.max_reuse} "
+                f"times after {self.version} steps: raise it, or ask for fewer trainer.steps"
+            )
         if batch is None:
 
             def drawn() -> bool:

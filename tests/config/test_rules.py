@@ -29,6 +29,9 @@ def refused(*overrides: str) -> str:
         (["--objective.kind=subtb", "--sync.reference_reset_every=5"],
          ["kind is subtb", "leave sync.reference_reset_every out"]),
         (["--objective.kind=a_star_po", "--sync.reference_reset_every=5"], ["kind is a_star_po"]),
+        (["--buffer.given_pairs=true"], ["task arithmetic has no rows", "set task.kind to custom"]),
+        (["--search.searchers=0"], ["searchers is 0", "nothing to learn from", "give pairs"]),
+        (["--search.searchers=-1"], ["searchers is -1", ">= 0"]),
         (["--objective.kind=f_tb", "--objective.scale=-1"], ["scale is -1", "above 0"]),
         (["--objective.kind=grppo"], ["grppo", "did you mean grpo?"]),
         (["--objective.kind=custom"], ["objective.function is missing"]),
@@ -48,3 +51,33 @@ def test_reference_resets_are_allowed_where_nothing_depends_on_the_first_referen
         ["arithmetic"], ["--objective.kind=tb_prime", "--sync.reference_reset_every=50"]
     )
     assert config.sync.reference_reset_every == 50
+
+
+PAIRS = [
+    "--task.kind=custom",
+    "--task.train_file=pairs.jsonl",
+    "--buffer.given_pairs=true",
+    "--search.searchers=0",
+    "--sync.reference_reset_every=none",
+]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["--sync.mode=barrier"], ["mode is barrier", "waits for", "set sync.mode to free"]),
+        (["--sync.mode=lockstep"], ["mode is lockstep", "set sync.mode to free"]),
+        (["--buffer.max_staleness=9", "--trainer.steps=11"],
+         ["max_staleness is 9", "up to 10 versions old", "leave it out"]),
+        (["--search.searchers=1"], ["task.reward names no reward function: name at least one"]),
+    ],
+)  # fmt: skip
+def test_pairs_alone_bring_nobody_to_wait_for_and_nothing_new(overrides, words):
+    sentence = refused(*PAIRS, *overrides)
+    for word in words:
+        assert word in sentence
+
+
+def test_pairs_alone_need_neither_searchers_nor_a_reward():
+    config = load_config(["arithmetic"], [*PAIRS, "--buffer.max_staleness=9", "--trainer.steps=10"])
+    assert (config.search.searchers, config.task.reward) == (0, ())

@@ -27,6 +27,7 @@ from tba.config.running import (
 )
 from tba.config.search import BufferConfig, SearchConfig
 from tba.config.task import ArithmeticTaskConfig, CustomTaskConfig, Gsm8kTaskConfig, TaskConfig
+from tba.config.toml import literal
 from tba.config.training import TrainerConfig
 
 __all__ = [
@@ -105,6 +106,54 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _pairs_are_in_rows(self) -> Self:
+        if self.buffer.given_pairs and not isinstance(self.task, CustomTaskConfig):
+            raise ValueError(
+                f"buffer.given_pairs is true, but the task {self.task.kind} has no rows with "
+                "columns chosen and rejected: set task.kind to custom, or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _something_can_be_learned_from(self) -> Self:
+        if self.search.searchers == 0 and not self.buffer.given_pairs:
+            raise ValueError(
+                "search.searchers is 0, so there would be nothing to learn from: set it to 1 or "
+                "more, or give pairs and set buffer.given_pairs to true"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _nobody_waits_for_nobody(self) -> Self:
+        if self.search.searchers > 0:
+            return self
+        if self.sync.mode != "free":
+            raise ValueError(
+                f"sync.mode is {self.sync.mode}, in which the trainer waits for searchers, but "
+                "search.searchers is 0: set sync.mode to free"
+            )
+        bound, last = self.buffer.max_staleness, self.trainer.steps - 1
+        if bound is not None and bound < last:
+            raise ValueError(
+                f"buffer.max_staleness is {bound}, but search.searchers is 0 and given pairs are "
+                f"up to {last} versions old: leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _searchers_have_a_reward(self) -> Self:
+        if (
+            self.search.searchers > 0
+            and isinstance(self.task, CustomTaskConfig)
+            and self.task.train_file is not None
+            and not self.task.reward
+        ):
+            raise ValueError(
+                "task.train_file is set but task.reward names no reward function: name at least one"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _enough_samples(self) -> Self:
         k, s = self.trainer.samples_per_query, self.search.samples_per_query
         if k > s:
@@ -162,11 +211,11 @@ class Config(Section):
                 f"search.dtype is {self.search.dtype}, {reason}, which they compute with their own "
                 "weights: set it to float32"
             )
-        for bound in ("max_staleness", "max_reuse"):
-            if (value := getattr(self.buffer, bound)) is not None:
+        for name in ("max_staleness", "max_reuse", "given_pairs"):
+            if value := getattr(self.buffer, name):
                 raise ValueError(
-                    f"buffer.{bound} is {value}, {reason}, and nothing is drawn from the buffer: "
-                    "leave it out"
+                    f"buffer.{name} is {literal(value)}, {reason}, and nothing is drawn from the "
+                    "buffer: leave it out"
                 )
         return self
 

@@ -10,8 +10,8 @@ from tba.config.base import Section
 class SearchConfig(Section):
     """The searcher's box of the algorithm."""
 
-    searchers: PositiveInt = 1
-    """Number of searchers."""
+    searchers: NonNegativeInt = 1
+    """Number of searchers; 0, which needs buffer.given_pairs: nobody searches."""
     queries_per_batch: PositiveInt = 8
     """Queries a searcher takes at a time."""
     samples_per_query: PositiveInt = 24
@@ -30,8 +30,11 @@ class BufferConfig(Section):
 
     capacity_per_query: PositiveInt = 100
     """Newest unique samples kept of each query."""
+    given_pairs: bool = False
+    """Starts the buffer with the pairs of the training rows: columns chosen (reward 1) and rejected
+    (reward 0)."""
     initial_samples: NonNegativeInt = 500
-    """Trajectories in the buffer before the first trainer step."""
+    """Trajectories found before the first trainer step; given pairs are not counted."""
     on_policy_prob: float = Field(default=0.95, ge=0, le=1)
     """m: probability, drawn for each query of a batch, of taking a query of the most recent
     sync."""

@@ -109,7 +109,7 @@ class CustomTaskConfig(TaskBase):
     """Share of the training rows held out when there is no `test_file`."""
     reward: tuple[str, ...] = ()
     """Reward functions: a short name, a dotted path (`package.module:function`) or
-    `file.py:function`."""
+    `file.py:function`. Without one nothing can be searched or evaluated."""
     reward_weights: tuple[float, ...] = ()
     """Weight of each reward function in the sum; all 1 when empty."""
 
@@ -120,10 +120,6 @@ class CustomTaskConfig(TaskBase):
                 "a custom task takes its rows either from task.file (a Python file) or from "
                 "task.train_file "
                 "(a data file): set exactly one of them"
-            )
-        if self.train_file is not None and not self.reward:
-            raise ValueError(
-                "task.train_file is set but task.reward names no reward function: name at least one"
             )
         if self.reward_weights and len(self.reward_weights) != len(self.reward):
             raise ValueError(

@@ -18,6 +18,7 @@ CELLS = {
     "pass@1": "{pass_at_1:.3f}",
     "KL": "{kl:.4f}",
     "loss": "{loss:.4f}",
+    "pair accuracy": "{pair_accuracy:.3f}",
     "beta": "{beta:.4g}",
     "learning rate": "{learning_rate:.3g}",
     "gradient norm": "{grad_norm:.3f}",

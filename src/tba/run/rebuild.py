@@ -9,6 +9,7 @@ from tba.annotations import annotation_names
 from tba.buffer import ReplayBuffer
 from tba.config import Config
 from tba.run.checkpoint import Checkpoint
+from tba.run.rollouts import is_given
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class Rebuilt:
     """Trajectories read."""
     next_ticket: int
     """Lowest ticket that no search batch had."""
+    given: frozenset[int]
+    """Queries whose given pair is among them (`tba.given`)."""
 
 
 def rebuild_buffer(
@@ -34,11 +37,13 @@ def rebuild_buffer(
     buffer = ReplayBuffer(config.buffer.capacity_per_query, annotation_names(config.objective))
     earlier = checkpoint.state.resumptions if checkpoint else ()
     next_ticket = rows = 0
+    given: set[int] = set()
     for batch in logged:
         ceilings = [step for seen, step in earlier if rows < seen]
         buffer.add(batch, version_ceiling=min([version, *ceilings]))
         rows += batch.num_rows
         next_ticket = max(next_ticket, max(batch.column("ticket").to_pylist(), default=-1) + 1)
+        given.update(batch.filter(is_given(batch)).column("query_id").to_pylist())
     if checkpoint is not None:
         buffer.load_state(checkpoint.buffer())
-    return Rebuilt(buffer, rows, next_ticket)
+    return Rebuilt(buffer, rows, next_ticket, frozenset(given))

@@ -16,10 +16,11 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tba.errors import RunFolderError, StorageError
-from tba.records import FinishReason, Int64, Outcome, Score, Trajectory
+from tba.records import GIVEN, FinishReason, Int64, Outcome, Score, Trajectory
 
 SCHEMA = pa.schema(
     [
@@ -89,6 +90,11 @@ def decode(batch: pa.RecordBatch) -> list[Trajectory]:
         Trajectory(**dict(zip(columns, row, strict=True)))
         for row in zip(*columns.values(), strict=True)
     ]
+
+
+def is_given(batch: pa.RecordBatch) -> pa.BooleanArray:
+    """Say of each row whether it was given with the task instead of searched."""
+    return pc.equal(batch["searcher"], GIVEN)
 
 
 def flatten(column: pa.ListArray) -> tuple[NDArray[Any], Int64]:

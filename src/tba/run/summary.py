@@ -131,15 +131,17 @@ class Summary:
     ended: Ending
     """How the run ended."""
     detail: str
-    """For an interrupted or failed run: why, in one sentence."""
+    """For an interrupted or failed run, why, and for one that was not evaluated; in one
+    sentence."""
     steps: int
     """Optimiser steps done."""
     seconds: float
     """Wall-clock time of the run."""
     before: EvalReport | None
-    """Accuracy of the initial policy; None if the run ended before it was known."""
+    """Accuracy of the initial policy; None if the run ended before it was known, or without a
+    reward function."""
     after: EvalReport | None
-    """Accuracy of the final policy; None if the run ended early."""
+    """Accuracy of the final policy; None if the run ended early, or without a reward function."""
     tokens_searched: int
     """Response tokens generated."""
     tokens_trained: int

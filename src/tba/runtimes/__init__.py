@@ -13,8 +13,11 @@ __all__ = ["InlineRuntime", "LocalRuntime", "Runtime", "SearchPlan", "SearchStat
 
 
 def make_runtime(plan: SearchPlan, rollouts: RolloutLog, folder: RunFolder) -> Runtime:
-    """Return the runtime that `runtime.kind` names, not yet started."""
-    if isinstance(plan.config.runtime, InlineRuntimeConfig):
+    """Return the runtime that `runtime.kind` names, not yet started.
+
+    Where nobody searches, one process is all that either kind would start.
+    """
+    if isinstance(plan.config.runtime, InlineRuntimeConfig) or plan.config.search.searchers == 0:
         return InlineRuntime(plan, rollouts, pick_device(plan.config.device))
     return LocalRuntime(
         plan,

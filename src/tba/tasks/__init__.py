@@ -15,8 +15,15 @@ if TYPE_CHECKING:
 __all__ = ["RewardSpec", "Scorer", "Task", "load_task"]
 
 
-def load_task(config: TaskConfig, tokenizer: "PreTrainedTokenizerBase") -> Task:
+def load_task(
+    config: TaskConfig, tokenizer: "PreTrainedTokenizerBase", *, with_pairs: bool = False
+) -> Task:
     """Load the task that the configuration describes, tokenized for one policy.
+
+    Args:
+        config: The settings of the task.
+        tokenizer: The policy's.
+        with_pairs: Whether the training rows of a custom task hold pairs that are wanted.
 
     Raises:
         UserError: Data, templates, tokenizer or rewards cannot be used; the message says why.
@@ -27,4 +34,4 @@ def load_task(config: TaskConfig, tokenizer: "PreTrainedTokenizerBase") -> Task:
         case Gsm8kTaskConfig():
             return load_gsm8k(config, tokenizer)
         case CustomTaskConfig():
-            return load_custom(config, tokenizer)
+            return load_custom(config, tokenizer, with_pairs=with_pairs)

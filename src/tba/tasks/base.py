@@ -11,11 +11,22 @@ class RewardSpec:
     """Reward functions by name; picklable, since only the scoring process imports them."""
 
     functions: tuple[str, ...]
-    """Each a dotted path `package.module:function` or `path/to/file.py:function`, in TRL's form."""
+    """Each a dotted path `package.module:function` or `path/to/file.py:function`, in TRL's form;
+    without one nothing can be scored."""
     weights: tuple[float, ...]
     """Weight of each in the sum."""
     timeout_s: float
     """Longest time for one response, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two answers to a query, as they were given; end-of-sequence not written out."""
+
+    chosen: str
+    """The better one."""
+    rejected: str
+    """The worse one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +45,5 @@ class Task:
     """A correct response for each training query (end-of-sequence not written out), or None."""
     skipped: int
     """Rows left out because their prompt is longer than the limit."""
+    pairs: Sequence[Pair] | None = None
+    """The pair of each training query, where they were asked for."""

@@ -4,6 +4,7 @@ import difflib
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ from tba.config.task import CustomTaskConfig
 from tba.errors import DataError, UserCodeError
 from tba.references import describe, load_file, user_code
 from tba.tasks.base import RewardSpec, Task
+from tba.tasks.pairs import read_pairs
 from tba.tasks.prompts import make_queries
 from tba.tasks.rewards import BUILT_IN
 from tba.tasks.rows import Row, read_rows, recognise
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 SPLIT_SEED = 0
 
 
-def load_custom(config: CustomTaskConfig, tokenizer: "PreTrainedTokenizerBase") -> Task:
+def load_custom(
+    config: CustomTaskConfig, tokenizer: "PreTrainedTokenizerBase", *, with_pairs: bool
+) -> Task:
     """Read the rows, hold some out where no test rows are given, and resolve reward names.
 
     Raises:
@@ -31,14 +35,19 @@ def load_custom(config: CustomTaskConfig, tokenizer: "PreTrainedTokenizerBase") 
     """
     source = config.file or config.train_file
     assert source is not None
-    rows, test_rows = _python_rows(source) if config.file else _data_rows(config)
+    module = load_file(source) if config.file else None
+    rows, test_rows = _python_rows(module, source) if module else _data_rows(config)
+    pairs = read_pairs(rows, str(source)) if with_pairs else None
+    numbers: Sequence[int] = range(len(rows))
     if test_rows is None:
-        rows, test_rows = _hold_out(rows, config.test_share, str(source))
+        numbers, held_out = _hold_out(len(rows), config.test_share, str(source))
+        rows, test_rows = [rows[i] for i in numbers], [rows[i] for i in held_out]
     train, kept = make_queries(rows, config, tokenizer, name=str(source))
     test, kept_test = make_queries(
         test_rows, config, tokenizer, name=f"the held-out rows of {source}"
     )
-    names = config.reward or (f"{source}:reward",)
+    own = (f"{source}:reward",) if hasattr(module, "reward") else ()
+    names = config.reward or own
     return Task(
         train=train,
         test=test,
@@ -50,6 +59,7 @@ def load_custom(config: CustomTaskConfig, tokenizer: "PreTrainedTokenizerBase") 
         pass_threshold=config.pass_threshold,
         demonstrations=None,
         skipped=len(rows) + len(test_rows) - len(kept) - len(kept_test),
+        pairs=None if pairs is None else [pairs[numbers[i]] for i in kept],
     )
 
 
@@ -61,9 +71,8 @@ def _data_rows(config: CustomTaskConfig) -> tuple[list[Row], list[Row] | None]:
     return train, recognise(read_rows(config.test_file), str(config.test_file))
 
 
-def _python_rows(path: Path) -> tuple[list[Row], list[Row] | None]:
+def _python_rows(module: ModuleType, path: Path) -> tuple[list[Row], list[Row] | None]:
     """Return what `train_rows()` and, where there is one, `test_rows()` of a Python file return."""
-    module = load_file(path)
     if not hasattr(module, "train_rows"):
         raise DataError(
             f"{path} defines no train_rows(): let it return a list of rows with a prompt"
@@ -91,16 +100,19 @@ def _require_picklable(rows: Sequence[Row], source: str) -> None:
                 ) from error
 
 
-def _hold_out(rows: Sequence[Row], share: float, source: str) -> tuple[list[Row], list[Row]]:
-    """Split off a random share, the same one every time; both parts keep their order."""
-    if len(rows) < 2:
+def _hold_out(rows: int, share: float, source: str) -> tuple[list[int], list[int]]:
+    """Split off a random share, the same one every time; both parts keep their order.
+
+    Returns:
+        Positions of the rows to train on, and of those held out.
+    """
+    if rows < 2:
         raise DataError(
             f"{source} has one row only, so none can be held out: add rows or set task.test_file"
         )
-    count = min(max(1, round(share * len(rows))), len(rows) - 1)
-    held_out = set(np.random.default_rng(SPLIT_SEED).permutation(len(rows))[:count].tolist())
-    train = [row for i, row in enumerate(rows) if i not in held_out]
-    return train, [row for i, row in enumerate(rows) if i in held_out]
+    count = min(max(1, round(share * rows)), rows - 1)
+    held_out = set(np.random.default_rng(SPLIT_SEED).permutation(rows)[:count].tolist())
+    return [i for i in range(rows) if i not in held_out], sorted(held_out)
 
 
 def _resolve(name: str) -> str:

@@ -65,7 +65,8 @@ def make_queries(
     if prefixes is not None:
         texts = [text + prefix for text, prefix in zip(texts, prefixes, strict=True)]
     # A chat template writes its special tokens itself; adding them would double the first one.
-    ids = _tokenize(texts, tokenizer, special_tokens=not chat)
+    _check_unicode(texts)
+    ids = tokenize(texts, tokenizer, what="a prompt", special_tokens=not chat)
     kept = [i for i, tokens in enumerate(ids) if 0 < len(tokens) <= config.max_prompt_length]
     if not any(ids):
         raise DataError(f"every one of the {len(rows)} prompts of {name} is empty: write something")
@@ -81,14 +82,14 @@ def make_queries(
     return queries, kept
 
 
-def _tokenize(
-    texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase", *, special_tokens: bool
+def tokenize(
+    texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase", *, what: str, special_tokens: bool
 ) -> list[list[int]]:
-    for number, text in enumerate(texts, start=1):
-        if not _is_unicode(text):
-            raise DataError(
-                f"prompt {number} ({text!r:.80}) holds half a surrogate pair: repair it"
-            )
+    """Return the tokens of each text.
+
+    Raises:
+        DataError: The tokenizer does not know a character; `what` says what the texts are.
+    """
     try:
         return tokenizer(texts, add_special_tokens=special_tokens)["input_ids"]
     except Exception as error:
@@ -96,12 +97,21 @@ def _tokenize(
         if type(error) is not Exception:
             raise
         raise DataError(
-            f"the tokenizer cannot read a prompt such as {texts[0]!r} ({error}): use a policy "
+            f"the tokenizer cannot read {what} such as {texts[0]!r:.80} ({error}): use a policy "
             "whose tokenizer knows its characters (a built one has those of model.build.characters)"
         ) from error
 
 
-def _is_unicode(text: str) -> bool:
+def _check_unicode(prompts: Sequence[str]) -> None:
+    for number, text in enumerate(prompts, start=1):
+        if not is_unicode(text):
+            raise DataError(
+                f"prompt {number} ({text!r:.80}) holds half a surrogate pair: repair it"
+            )
+
+
+def is_unicode(text: str) -> bool:
+    """Say whether a text can be written down: it holds no half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -48,8 +48,8 @@ class Scorer:
     that the module states. Not to be shared by threads.
 
     Raises:
-        UserCodeError: On entering, a function cannot be imported; in `score`, one broke its
-            contract.
+        UserCodeError: On entering, there is no function or one cannot be imported; in `score`,
+            one broke its contract.
     """
 
     def __init__(self, spec: RewardSpec) -> None:
@@ -58,6 +58,11 @@ class Scorer:
         self._pipe: Connection | None = None
 
     def __enter__(self) -> Self:
+        if not self._spec.functions:
+            raise UserCodeError(
+                "the task has no reward function, so no response can be scored: name one in "
+                "task.reward, or define reward(completions, **columns) in the task's Python file"
+            )
         self._start()
         return self
 

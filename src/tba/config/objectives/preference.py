@@ -1,4 +1,4 @@
-"""Settings of the preference family: pairs of samples of a query, ordered by reward."""
+"""Settings of the preference family: pairs of samples of a query, sampled or given, by reward."""
 
 from typing import Literal
 
