@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/every_objective"))
     parser.add_argument("--objectives", default=",".join(OBJECTIVES))
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rate", type=float, default=1e-4)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -22,10 +22,10 @@ BUDGETS = {"1": 32, "1/4": 8}  # queries searched a step
 
 
 def main() -> None:
-    """Run what is missing, then print the table."""
+    """Run what is missing, then print and draw the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/replay_choice"))
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--processes", type=int, default=1)
     arguments = parser.parse_args()
@@ -47,6 +47,7 @@ def main() -> None:
     page = "\n".join(lines(table))
     (arguments.out / "table.md").write_text(page + "\n")
     print(page)
+    draw(table, arguments.out / "replay_choice.png")
 
 
 def job(budget: str, choice: str, m: float, seed: int, steps: int) -> Job:
@@ -80,6 +81,26 @@ def lines(table: dict[tuple[str, str, float], tuple[float, float]]) -> Iterable[
             cells = (table[budget, choice, m] for m in SHARES)
             words = " | ".join(f"{mean:.3f} ± {error:.3f}" for mean, error in cells)
             yield f"| {budget} | {choice} | {words} |"
+
+
+def draw(table: dict[tuple[str, str, float], tuple[float, float]], file: Path) -> None:
+    """Plot pass@1 over m for each budget and choice, if matplotlib is there."""
+    try:
+        from matplotlib import pyplot as plt
+    except ImportError:
+        print("no plot: matplotlib is not installed")
+        return
+    figure, axes = plt.subplots(1, len(BUDGETS), figsize=(9, 4), sharey=True)
+    for panel, budget in zip(axes, BUDGETS, strict=True):
+        for choice in CHOICES:
+            means, errors = zip(*(table[budget, choice, m] for m in SHARES), strict=True)
+            panel.errorbar(SHARES, means, yerr=errors, label=choice, marker="o", capsize=2)
+        panel.set_title(f"search budget {budget}")
+        panel.set_xlabel("m: share of queries of the newest sync")
+    axes[0].set_ylabel("held-out sampled pass@1")
+    axes[0].legend()
+    figure.tight_layout()
+    figure.savefig(file, dpi=120)
 
 
 if __name__ == "__main__":
