@@ -113,3 +113,27 @@ def test_a_short_run_comes_nearer_in_every_column_and_is_written_down(
         )
         assert after < before
     assert f"| objective | {' | '.join(SOURCES)} |" in capsys.readouterr().out
+
+
+def test_a_second_call_goes_on_where_the_first_one_ended(tmp_path, monkeypatch):
+    trained = []
+    train = posterior.train
+    monkeypatch.setattr(
+        posterior, "train", lambda kind, *rest: trained.append(kind) or train(kind, *rest)
+    )
+    for kinds, steps in (("tb", "2"), ("tb,rloo", "2"), ("tb", "3")):
+        arguments = ["--objectives", kinds, "--steps", steps, "--seeds", "1"]
+        monkeypatch.setattr(sys, "argv", ["posterior", *arguments, "--out", str(tmp_path)])
+        posterior.main()
+    assert trained == ["tb", "rloo", "tb"], "other settings are another table"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tb", "tb_learned_z", "subtb"])
+def test_trajectory_balance_finds_the_posterior_whoever_sampled(kind):
+    world = make_world(1)
+    logits = posterior.train(kind, world, seeds=1, steps=posterior.STEPS)
+    log_pi = TREE.response_log_probs(posterior.log_probs_of(logits.double()))
+    found = posterior.measure(log_pi, world, 1)["total_variation"]
+    assert found.shape == (1, len(SOURCES))
+    assert (found <= 0.02).all(), found
