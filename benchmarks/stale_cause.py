@@ -17,7 +17,8 @@ from torch import Tensor
 from benchmarks.sums import Job, run_all
 from tba.objectives import ObjectiveOutput
 
-SIDES = ("none", "away", "near", "both")
+SIDES = {"none": (0, 0), "away": (1, 0), "near": (0, 1), "both": (1, 1)}
+"""Whether the ratio is on what is pushed away, and on what is drawn near."""
 RATES = (1e-4, 3e-4)
 STALENESS = 64
 CAP = 8.0
@@ -31,16 +32,27 @@ def damped(
     reward: Tensor,
     progress: float,
     *,
-    side: str,
+    away: float,
+    near: float,
 ) -> ObjectiveOutput:
-    """Return TB's update with the token ratio on one side of it; beta falls from .3 to .05."""
+    """Return TB's update with the token ratio on a side of it or both; beta falls from .3 to .05.
+
+    Args:
+        log_pi: Log-probabilities under the policy; [query, sample, token].
+        log_mu: The same under the policy that sampled.
+        log_ref: The same under the reference.
+        mask: True at response tokens.
+        reward: Raw rewards; [query, sample].
+        progress: Share of the steps that are done.
+        away: 1 puts the ratio on samples of negative advantage.
+        near: 1 puts it on those of positive advantage.
+    """
     beta = 0.3 - 0.25 * progress
     kl = (log_pi.detach() - log_ref).where(mask, 0.0).sum(-1)  # [query, sample]
     score = reward - beta * kl
     advantage = score - score.mean(1, keepdim=True)
     ratio = (log_pi.detach() - log_mu).where(mask, 0.0).exp().clamp(max=CAP)
-    away, near = side in ("away", "both"), side in ("near", "both")
-    weighted = ((advantage < 0) & away) | ((advantage > 0) & near)
+    weighted = ((advantage < 0) & bool(away)) | ((advantage > 0) & bool(near))
     weight = ratio.where(weighted.unsqueeze(-1), 1.0)
     surrogate = (weight * log_pi.where(mask, 0.0)).sum(-1)
     return ObjectiveOutput(loss=-(advantage * surrogate).mean(), metrics={})
@@ -73,11 +85,12 @@ def main() -> None:
 
 def job(side: str, rate: float, seed: int, steps: int) -> Job:
     """Describe one run."""
+    away, near = SIDES[side]
     return Job(
         overrides=(
             "--objective.kind=custom",
             "--objective.function=benchmarks/stale_cause.py:damped",
-            f'--objective.settings={{side = "{side}"}}',
+            f"--objective.settings={{away = {away}, near = {near}}}",
             f"--trainer.learning_rate={rate}",
         ),
         steps=steps,

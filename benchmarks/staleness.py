@@ -119,10 +119,13 @@ def draw(
         return
     figure, axes = plt.subplots(figsize=(8, 5))
     for at, kind in enumerate(kinds):
+        style = {"marker": "o", "capsize": 2, "color": f"C{at}"}
+        line = {"linewidth": 2.5} if kind.startswith("tb") else {"linestyle": "--"}
+        shift = 0.02 * (at - len(kinds) / 2)
         means, errors, _ = zip(*(table[kind, source] for source in SOURCES), strict=True)
-        places = [place + 0.02 * (at - len(kinds) / 2) for place in range(len(SOURCES))]
-        style = {"linewidth": 2.5} if kind.startswith("tb") else {"linestyle": "--"}
-        axes.errorbar(places, means, yerr=errors, label=kind, marker="o", capsize=2, **style)
+        places = [place + shift for place in range(len(SOURCES))]
+        axes.errorbar(places[:-1], means[:-1], yerr=errors[:-1], label=kind, **style, **line)
+        axes.errorbar(places[-1:], means[-1:], yerr=errors[-1:], **style)  # no amount of staleness
     axes.set_xticks(range(len(SOURCES)), [*SOURCES])
     axes.set_xlabel("staleness of the samples, steps")
     axes.set_ylabel("held-out sampled pass@1")

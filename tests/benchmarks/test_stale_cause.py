@@ -28,7 +28,8 @@ def test_the_whole_update_is_that_of_the_objectives(inputs, progress):
     log_pi.requires_grad_()
     beta = 0.3 - 0.25 * progress
     none, away, near, both = (
-        gradient(damped(*inputs, progress, side=side).loss, log_pi) for side in SIDES
+        gradient(damped(*inputs, progress, away=on[0], near=on[1]).loss, log_pi)
+        for on in SIDES.values()
     )
     tb = trajectory_balance(log_pi, log_ref, mask, reward, beta=beta).loss
     prime = tb_prime(*inputs, beta=beta, ratio_cap=CAP, kl_clamp=None).loss
