@@ -227,7 +227,7 @@ def pairs(place):
             "rejected of row 2 of {} is 3, expected a text or",
         ),
         (PAIR + PAIR.replace('"a"', '[{"role": "user", "content": "a"}]'), "chosen of row 2 of {}"),
-        (PAIR.replace('"a"', '"ax"') * 4, "the tokenizer cannot read an answer such as 'ax'"),
+        (PAIR.replace('"a"', '"ax"') * 4, "the tokenizer cannot read an answer, 'ax'"),
         (PAIR.replace('"a"', '"aaaa"') * 4, "3 with an answer longer than search.max_completion_l"),
         (PAIR.replace('"a"', '"b"') * 4, "of 3 rows to train on: skipped given pairs: 3 with two"),
     ],

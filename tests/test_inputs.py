@@ -230,6 +230,19 @@ def long_metric(log_pi, mask):
     return ObjectiveOutput(loss, {"kl_of_each": log_pi})
 def reserved(log_pi, mask):
     return ObjectiveOutput(log_pi.where(mask, 0.0).mean(), {"step": log_pi.detach().mean()})
+def with_metrics(log_pi, mask, metrics):
+    output = ObjectiveOutput(log_pi.where(mask, 0.0).mean(), {})
+    object.__setattr__(output, "metrics", metrics)  # the tests check types where users do not
+    return output
+def no_metrics(log_pi, mask): return with_metrics(log_pi, mask, None)
+def huge_metric(log_pi, mask): return with_metrics(log_pi, mask, {"huge": 10**400})
+def imaginary(log_pi, mask): return ObjectiveOutput(log_pi.where(mask, 0.0).mean() * 1j, {})
+def in_place(log_pi, mask):
+    p = log_pi.exp()
+    loss = (p * p).mean()
+    p.mul_(0.0)
+    return ObjectiveOutput(loss, {})
+def of_nothing(mask): return ObjectiveOutput(torch.zeros((), requires_grad=True) * 1, {})
 def of_others(log_pi, mask, step_advantage): ...
 def fine(log_pi, mask, *, scale):
     loss = scale * log_pi.where(mask, 0.0).mean()
@@ -251,6 +264,11 @@ def custom(tmp_path: Path, name: str, **settings: float) -> Config:
         ("detached", r"mine\.py:detached returned a loss that is no scalar tensor with gradient"),
         ("long_metric", r"metric kl_of_each .* is no single number"),
         ("reserved", r"calls a metric step, which every line has: rename it"),
+        ("no_metrics", r"returned a NoneType as metrics, expected a dictionary of numbers"),
+        ("huge_metric", r"metric huge .* is no single number"),
+        ("imaginary", r"returned a loss of torch\.complex64: make it a real number"),
+        ("in_place", r"the gradient of the objective .*in_place failed: RuntimeError: one of the"),
+        ("of_nothing", r"of_nothing does not depend on the policy: compute it from log_pi"),
     ],
 )
 def test_what_goes_wrong_in_ones_own_objective_is_said_in_a_sentence(
@@ -259,6 +277,13 @@ def test_what_goes_wrong_in_ones_own_objective_is_said_in_a_sentence(
     update = PolicyUpdate(policy.model, custom(tmp_path, name))
     with pytest.raises(UserCodeError, match=message):
         update.step(make_batch(queries=2), 0)
+
+
+def test_a_function_that_does_not_name_its_parameters_is_refused() -> None:
+    section = {"kind": "custom", "function": "builtins:min"}
+    config = Config.model_validate({**make_config().model_dump(), "objective": section})
+    with pytest.raises(ConfigError, match=r"builtins:min does not say what its parameters are"):
+        load_objective(config.objective)
 
 
 def test_settings_of_ones_own_objective_come_from_the_configuration(

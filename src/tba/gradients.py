@@ -57,6 +57,8 @@ def sections_of(
         ConfigError: A kind is unknown, or cannot be computed for this run.
     """
     kinds = dict.fromkeys(asked if asked is not None else DEFAULT)
+    if "" in kinds:
+        raise ConfigError("--objectives names nothing between its commas: see docs/objectives.md")
     refusals = {kind: _refusal(kind, config, logged=logged, saved=saved) for kind in kinds}
     refused = [refusal for refusal in refusals.values() if refusal is not None]
     if refused and asked is not None:

@@ -27,7 +27,9 @@ def load_function(reference: str, role: str = "reward") -> Callable[..., Any]:
     module = load_file(Path(source)) if source.endswith(".py") else _load_module(source, role)
     if not hasattr(module, name):
         functions = sorted(
-            n for n, v in vars(module).items() if callable(v) and not n.startswith("_")
+            n
+            for n, v in vars(module).items()
+            if callable(v) and not n.startswith("_") and v.__module__ == module.__name__
         )
         raise UserCodeError(
             f"{source} has no function {name!r}; it has {', '.join(functions) or 'none at all'}"

@@ -167,11 +167,11 @@ class Trainer:
 
     def _stop_if_diverged(self) -> None:
         if self._bad_in_a_row >= self._config.trainer.max_bad_steps:
+            beta = " or raise objective.beta" if hasattr(self._config.objective, "beta") else ""
             raise DivergedError(
                 f"{self._bad_in_a_row} steps in a row had no finite loss and gradient (the last "
-                "one was step "
-                f"{self.version}), so training has diverged: lower trainer.learning_rate or "
-                "raise objective.beta"
+                f"one was step {self.version}), so training has diverged: lower "
+                f"trainer.learning_rate{beta}"
             )
 
     def _report(

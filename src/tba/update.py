@@ -20,12 +20,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tba.config import Config
+from tba.errors import UserCodeError
 from tba.inputs import Inputs, StepFacts, slices
 from tba.objectives import load_objective
 from tba.objectives.base import declared
 from tba.objectives.masked import at_responses, log_ratio
 from tba.objectives.metrics import distance_to_sampling, reward_metrics
 from tba.records import Batch, Gradient
+from tba.references import user_code
 from tba.schedules import learning_rate_at, settings_at
 
 
@@ -125,13 +127,27 @@ class BatchLoss:
         output = self._objective.loss(
             *(inputs[name] for name in names), **{k: v for k, v in settings.items() if k in wanted}
         )
-        (output.loss * share).backward()
+        self._differentiate(output.loss * share)
         drift = _drift(
             *(torch.as_tensor(inputs[name]) for name in ("log_pi", "log_mu", "log_ref", "mask"))
         )
         rewards = reward_metrics(torch.as_tensor(inputs["reward"]))
         own = {name: torch.as_tensor(value) for name, value in output.metrics.items()}
         return {**own, **rewards, **drift, "loss": output.loss.detach()}
+
+    def _differentiate(self, loss: Tensor) -> None:
+        """Add the gradient of a loss; that of a user's own may fail, or have nothing to do here."""
+        source = self._objective.user_source
+        if not source:
+            loss.backward()
+            return
+        with user_code(f"the gradient of the objective {source} failed"):
+            loss.backward()
+        if all(weight.grad is None for weight in self._model.parameters()):
+            raise UserCodeError(
+                f"the loss of the objective {source} does not depend on the policy: compute it "
+                "from log_pi"
+            )
 
 
 class PolicyUpdate:

@@ -55,6 +55,11 @@ def test_a_key_of_another_kind_says_which_kind():
         ("--task.operators=['%']", 'task.operators is ["%"], expected list of one of +, -, *'),
         ("--sync=3", "sync is 3, expected a table, as for sync.mode"),
         ("--model.build=3", "model.build is 3, expected a table, as for model.build.characters"),
+        ("--num_generations=4", "there is no setting num_generations: here it is trainer.samples"),
+        (
+            "--objective.epsilon=.2",
+            "there is no setting objective.epsilon: here it is objective.cl",
+        ),
         (
             "--sync.mode=fre",
             'sync.mode is "fre", expected one of free, barrier, lockstep (did you mean free?)',

@@ -42,9 +42,15 @@ def test_what_is_no_answer_is_named_with_row_and_column(wrong, shown):
         read_pairs([good, {**good, "rejected": wrong}], "rows")
 
 
-@pytest.mark.parametrize("absent", [{"rejected": "no"}, {"chosen": None, "rejected": "no"}])
-def test_a_row_without_a_column_is_named(absent):
-    with pytest.raises(DataError, match="row 1 of rows has no column 'chosen'; it has prompt"):
+@pytest.mark.parametrize(
+    ("absent", "words"),
+    [
+        ({"rejected": "no"}, "row 1 of rows has no column 'chosen'; it has prompt, rejected"),
+        ({"chosen": None, "rejected": "no"}, "row 1 of rows has no value in column 'chosen'"),
+    ],
+)
+def test_a_row_without_a_column_is_named(absent, words):
+    with pytest.raises(DataError, match=words):
         read_pairs([{"prompt": "a?", **absent}], "rows")
 
 

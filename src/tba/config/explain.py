@@ -15,6 +15,20 @@ MOST_CHARACTERS = 80
 """Longer values are cut."""
 LEAST_SIMILARITY = 0.6
 """Less similar names are not worth suggesting."""
+ELSEWHERE = {
+    "num_generations": "trainer.samples_per_query, with search.samples_per_query at least as large",
+    "rollout_n": "trainer.samples_per_query, with search.samples_per_query at least as large",
+    "epsilon": "objective.clip_range",
+    "cliprange": "objective.clip_range",
+    "clip_ratio": "objective.clip_range",
+    "kl_coef": "objective.beta",
+    "max_steps": "trainer.steps",
+    "per_device_train_batch_size": "trainer.queries_per_batch",
+    "train_batch_size": "trainer.queries_per_batch",
+    "max_new_tokens": "search.max_completion_length",
+    "max_response_length": "search.max_completion_length",
+}
+"""What settings of TRL and verl are called here."""
 
 
 def explain(error: ValidationError, tree: Mapping[str, object]) -> str:
@@ -77,6 +91,8 @@ def _unknown(name: str, value: object, tree: Mapping[str, object]) -> str:
         return (
             f"{name} is no setting: a parameter of your function is objective.settings.{parameter}"
         )
+    if (ours := ELSEWHERE.get(name.rpartition(".")[2])) is not None:
+        return f"there is no setting {name}: here it is {ours}"
     elsewhere = {setting.when for setting in describe() if setting.name == name}
     is_table = any(setting.name.startswith(f"{name}.") for setting in describe())
     if len(elsewhere) == 1 and not is_table:

@@ -55,8 +55,7 @@ class ModelConfig(Section):
         if self.model_name_or_path is not None and self.build is not None:
             raise ValueError(
                 "model.model_name_or_path and model.build are both set, but a policy is either "
-                "loaded or "
-                "built: remove one of them"
+                "loaded or built: remove one of them (--model.build none sets the recipe's aside)"
             )
         return self
 

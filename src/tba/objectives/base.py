@@ -67,6 +67,8 @@ class Objective:
     of shape [query, sample, token]."""
     prepared: tuple[str, ...] = ()
     """Names of what `prepare` returns."""
+    user_source: str = ""
+    """Where a function of the user's own comes from; nothing for those of this package."""
     sends_gradients: bool = False
     """Whether searchers compute the gradient, with their own weights, and send it (A3C)."""
 

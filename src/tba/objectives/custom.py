@@ -2,7 +2,8 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Collection
+import sys
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -28,7 +29,14 @@ def load_custom(section: CustomObjectiveConfig) -> Objective:
         UserCodeError: It cannot be imported.
     """
     function = load_function(section.function, "objective")
-    objective = Objective(_watched(function, section.function))
+    try:
+        inspect.signature(function)
+    except ValueError as error:
+        raise ConfigError(
+            f"the objective {section.function} does not say what its parameters are: write a "
+            "function in Python around it"
+        ) from error
+    objective = Objective(_watched(function, section.function), user_source=section.function)
     check_inputs(objective, section.function)
     for name, kind in _OF_OTHERS.items():
         if name in objective.inputs():
@@ -75,6 +83,15 @@ def _watched(function: Callable[..., Any], name: str) -> Callable[..., Objective
                 f"the objective {name} returned a loss that is no scalar tensor with gradient: "
                 "make it a mean over queries of something computed from log_pi"
             )
+        if not loss.is_floating_point():
+            raise UserCodeError(
+                f"the objective {name} returned a loss of {loss.dtype}: make it a real number"
+            )
+        if not isinstance(output.metrics, Mapping):
+            raise UserCodeError(
+                f"the objective {name} returned a {type(output.metrics).__name__} as metrics, "
+                "expected a dictionary of numbers by name"
+            )
         metrics = {key: _scalar(value, key, name) for key, value in output.metrics.items()}
         return ObjectiveOutput(loss, {key: value.to(loss) for key, value in metrics.items()})
 
@@ -87,8 +104,10 @@ def _scalar(value: object, key: str, name: str) -> Tensor:
         raise UserCodeError(
             f"the objective {name} calls a metric {key}, which every line has: rename it"
         )
-    if isinstance(value, int | float):
+    if isinstance(value, int | float) and abs(value) <= sys.float_info.max:
         return torch.tensor(float(value))
+    if isinstance(value, float):  # not a number, or infinite
+        return torch.tensor(value)
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.detach().reshape(()).float()
     raise UserCodeError(

@@ -96,10 +96,21 @@ def tokenize(
         # tokenizers, written in Rust, reports an unknown character by a bare Exception.
         if type(error) is not Exception:
             raise
+        unread = next(text for text in texts if not _is_read(text, tokenizer))
         raise DataError(
-            f"the tokenizer cannot read {what} such as {texts[0]!r:.80} ({error}): use a policy "
-            "whose tokenizer knows its characters (a built one has those of model.build.characters)"
+            f"the tokenizer cannot read {what}, {unread!r:.80} ({error}): use a policy whose "
+            "tokenizer knows its characters (a built one has those of model.build.characters)"
         ) from error
+
+
+def _is_read(text: str, tokenizer: "PreTrainedTokenizerBase") -> bool:
+    try:
+        tokenizer(text)
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        return False
+    return True
 
 
 def _check_unicode(prompts: Sequence[str]) -> None:

@@ -54,7 +54,9 @@ def require_columns(rows: Sequence[Mapping[str, Any]], names: Iterable[str], sou
     wanted = tuple(names)
     for number, row in enumerate(rows, start=1):
         for name in wanted:
-            if row.get(name) is None:
+            if name in row and row[name] is None:
+                raise DataError(f"row {number} of {source} has no value in column {name!r}")
+            if name not in row:
                 raise DataError(
                     f"row {number} of {source} has no column {name!r}; it has "
                     f"{', '.join(map(str, row)) or 'none'}"
