@@ -318,6 +318,23 @@ def test_a_searcher_that_stalls_in_the_middle_of_a_message_keeps_nobody_else_wai
     assert inbox.get(timeout=30) == (healthy, None)
 
 
+def test_a_searcher_that_dies_as_it_starts_is_known_to_the_intake_thread() -> None:
+    runtime = LocalRuntime.__new__(LocalRuntime)
+    runtime._board = Board(1)
+    runtime._board.stop()  # nobody is replaced
+    runtime._lanes = []
+    reading, writing = multiprocessing.Pipe(duplex=False)
+
+    def messages():  # the main thread adds the lane while the intake thread waits for messages
+        runtime._lanes.append(LaneProcess(0, process=None, pipe=reading, next_ticket=0))  # type: ignore[arg-type]
+        yield reading, None
+
+    runtime._messages = messages  # type: ignore[method-assign]
+    runtime._take_in()
+    assert runtime._lanes[0].ended_pipe
+    writing.close()
+
+
 def test_a_searcher_is_silent_from_the_moment_a_round_is_opened_that_it_does_not_take_up() -> None:
     runtime = LocalRuntime.__new__(LocalRuntime)
     runtime._board = Board(1)

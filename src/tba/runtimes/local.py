@@ -255,11 +255,10 @@ class LocalRuntime:
 
     def _take_in(self) -> None:
         """Take what was read from the pipes, make it durable together, hand it on."""
-        lanes = {lane.pipe: lane for lane in self._lanes}
         deliveries: list[tuple[LaneProcess, Delivery]] = []
         failures: list[tuple[LaneProcess, Failure]] = []
         for pipe, message in self._messages():
-            lane = lanes[pipe]
+            lane = next(lane for lane in self._lanes if lane.pipe is pipe)  # it may be new
             if message is None:
                 lane.ended_pipe = True
             elif isinstance(message, Failure):

@@ -91,8 +91,9 @@ class AStarPOConfig(Section):
 
     kind: Literal["a_star_po"] = "a_star_po"
     """Objective kind."""
-    beta: ConstantBeta = ConstantBeta()
-    """Strength of the KL term; constant, because the estimate of log Z is made with it."""
+    beta: ConstantBeta = ConstantBeta(value=0.5)
+    """Strength of the KL term; constant, because the estimate of log Z is made with it. Where it is
+    small, beta log Z is nearly the best reward, and almost every sample is pushed away."""
     reference_samples: PositiveInt = 8
     """Responses of the reference from which log Z of a query is estimated, whenever it is asked."""
 
