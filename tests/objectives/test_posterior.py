@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from objectives.tree import call, total_variation, tree
+from tba.objectives.actor_critic import a3c, vtrace
 from tba.objectives.f_trajectory_balance import f_tb
 from tba.objectives.learned_z import dro, flowrl, tb_learned_z
 from tba.objectives.mirror_descent import a_star_po, gvpo, kimi, opmd
@@ -153,3 +154,26 @@ def test_flowrl_rests_where_its_tokens_share_the_reward():
     inputs = TREE.inputs(logits, ref, ref, reward, torch.arange(RESPONSES))
     found = call(flowrl, inputs | {"log_z": log_z.reshape(1)}, beta=BETA, std_epsilon=1e-12)
     assert found.loss.item() == pytest.approx(0.0, abs=1e-10)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a3c_rests_at_the_posterior_whichever_responses_are_seen_and_v_trace_does_not(seed):
+    ref, mu, reward = _world(seed)
+    logits = TREE.logits(TREE.posterior(ref, reward, BETA)[0]).requires_grad_()
+    log_ref = TREE.log_pi(ref)
+    values = torch.full((TREE.states,), -torch.inf, dtype=torch.float64)  # beta log Z of prefixes
+    for response, position in TREE.mask.nonzero().tolist():
+        at = TREE.state[response, position]
+        below = log_ref[response, position:].sum() + reward[response] / BETA
+        values[at] = torch.logaddexp(values[at], below)
+    values = (BETA * values).requires_grad_()
+    samples = torch.randint(RESPONSES, (9,), generator=torch.Generator().manual_seed(seed))
+    value = torch.where(TREE.mask, values[TREE.state], 0.0)[samples].unsqueeze(0)
+    inputs = TREE.inputs(logits, ref, mu, reward, samples, value=value)
+    settings = {"beta": BETA, "discount": 1.0, "value_coefficient": 0.5}
+    resting = call(a3c, inputs, **settings).loss
+    moving = call(vtrace, inputs, **settings, rho_bar=1.0, c_bar=1.0).loss
+    assert resting.item() == pytest.approx(0.0, abs=1e-10)
+    for gradient in torch.autograd.grad(resting, (logits, values), retain_graph=True):
+        assert gradient.abs().max() < 1e-10
+    assert torch.autograd.grad(moving, logits)[0].abs().max() > 1e-3

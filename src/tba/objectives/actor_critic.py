@@ -19,6 +19,10 @@ V-trace's anchor is `log_mu`, the policy that sampled, whose KL its rewards pay:
 ref. A3C has no ratio, since its searchers differentiate with the weights that sampled: k = log pi -
 log ref. Detached: all but `log_pi` in log pi(y_t) and `value` in V_t of the value loss.
 
+With this KL, R_t - V_t is zero for every response at the posterior ref exp(R / beta) / Z with V_t =
+beta log Z of the prefix (discount 1): A3C's loss is a path consistency, whose fixed point does not
+depend on who sampled. That of V-trace does, through the KL of the sampler and the caps.
+
 How they differ from the papers: no entropy bonus, which log-probabilities of the sampled tokens
 alone do not give; the KL term stands in its place. A3C's return runs to the end of the response
 (n unbounded). That searchers compute A3C's gradient and send it is `tba.actor_learner`'s part.
