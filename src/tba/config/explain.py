@@ -17,7 +17,6 @@ LEAST_SIMILARITY = 0.6
 """Less similar names are not worth suggesting."""
 ELSEWHERE = {
     "num_generations": "trainer.samples_per_query, with search.samples_per_query at least as large",
-    "rollout_n": "trainer.samples_per_query, with search.samples_per_query at least as large",
     "epsilon": "objective.clip_range",
     "cliprange": "objective.clip_range",
     "clip_ratio": "objective.clip_range",

@@ -2,8 +2,8 @@
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -104,10 +104,9 @@ def _scalar(value: object, key: str, name: str) -> Tensor:
         raise UserCodeError(
             f"the objective {name} calls a metric {key}, which every line has: rename it"
         )
-    if isinstance(value, int | float) and abs(value) <= sys.float_info.max:
-        return torch.tensor(float(value))
-    if isinstance(value, float):  # not a number, or infinite
-        return torch.tensor(value)
+    if isinstance(value, int | float):
+        with suppress(OverflowError):  # an integer that no float can hold is no number here
+            return torch.tensor(float(value))
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.detach().reshape(()).float()
     raise UserCodeError(
