@@ -6,7 +6,8 @@ pipe. A thread a pipe reads it, so that a searcher which stalls in the middle of
 nobody else waiting. An intake thread makes the trajectories durable in the rollout log and only
 then hands them on; it replaces searchers that died, names those that stall, and kills those that
 stall beyond the bound. Gradients, where searchers send them, wait in a short queue for the trainer;
-they are not logged, since they can be made again from what is.
+they are not logged, so those under way when a run ends are lost, a step each; their trajectories
+are not.
 
 Searchers end when the trainer's process does, however it ends.
 """
@@ -258,7 +259,7 @@ class LocalRuntime:
         deliveries: list[tuple[LaneProcess, Delivery]] = []
         failures: list[tuple[LaneProcess, Failure]] = []
         for pipe, message in self._messages():
-            lane = next(lane for lane in self._lanes if lane.pipe is pipe)  # it may be new
+            lane = next(lane for lane in self._lanes if lane.pipe is pipe)  # may be newly added
             if message is None:
                 lane.ended_pipe = True
             elif isinstance(message, Failure):
