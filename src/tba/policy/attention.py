@@ -1,55 +1,84 @@
-"""Attention with gradient on a CPU, as a transformers attention implementation.
+"""Attention that knows which tokens belong together, as a transformers attention implementation.
 
-On CPUs the backward pass of PyTorch's attention is several times slower in bfloat16 than in float32
-when there are few queries for many keys, which is the shape of responses that follow a shared
-prompt. And the heads that share keys and values are given a copy of them each. So, where gradients
-are wanted, attention runs in float32, and the heads of a group become further queries to its keys.
-Everything else is left to transformers' own "sdpa".
+A forward pass computes one packed row of tokens, [1, token], and says by an object what they are:
+`Sequences`. All that is not attention works token by token and sees no padding; each layer's
+attention is handed to that object. Every family of transformers models that calls its attention
+through `AttentionInterface` works with it, in its ordinary model class. A pass without such an
+object, for instance the model's own `generate`, gets transformers' "sdpa".
 """
 
-from typing import Any
+from typing import Any, Protocol
 
-import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-GROUPED_SDPA = "tba_grouped_sdpa"
+from tba.errors import ModelError
+
+ATTENTION = "tba"
 
 
-def register_grouped_sdpa() -> str:
+class Sequences(Protocol):
+    """What the packed tokens of one forward pass attend to."""
+
+    def attend(
+        self,
+        layer: int,
+        query: Float[Tensor, "1 head token width"],
+        key: Float[Tensor, "1 group token width"],
+        value: Float[Tensor, "1 group token width"],
+        *,
+        scale: float,
+        window: int | None,
+    ) -> Float[Tensor, "1 token head width"]:
+        """Attend in one layer.
+
+        Args:
+            layer: Number of the layer.
+            query: Of the new tokens; head h belongs to group h // (heads / groups).
+            key: Of the new tokens, positions applied.
+            value: Of the new tokens.
+            scale: Multiplies the scores.
+            window: A token sees itself and the `window` - 1 tokens before it; None: all.
+        """
+        ...
+
+
+def register_attention() -> str:
     """Make the implementation known to transformers and return its name."""
-    AttentionInterface.register(GROUPED_SDPA, grouped_sdpa)
-    AttentionMaskInterface.register(GROUPED_SDPA, sdpa_mask)
-    return GROUPED_SDPA
+    AttentionInterface.register(ATTENTION, _attention)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+    return ATTENTION
 
 
-def grouped_sdpa(
+def _attention(
     module: nn.Module,
-    query: Float[Tensor, "row head query width"],
-    key: Float[Tensor, "row group key width"],
-    value: Float[Tensor, "row group key width"],
-    attention_mask: Bool[Tensor, "row 1 query key"] | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    tba_sequences: Sequences | None = None,
     **options: Any,
-) -> tuple[Float[Tensor, "row query head width"], None]:
-    """Attend as `sdpa_attention_forward` does, whose contract this is."""
-    differentiable = torch.is_grad_enabled() and query.requires_grad
-    if not differentiable or attention_mask is None or attention_mask.shape[1] != 1:
+) -> tuple[Tensor, Tensor | None]:
+    """Hand one layer's attention to the sequences of this pass."""
+    if tba_sequences is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    rows, heads, queries, width = query.shape
-    groups = key.shape[1]
-    # head = group * share + member: [row, head, query, width] -> [row, group, member query, width]
-    folded = query.reshape(rows, groups, heads // groups * queries, width)
-    with torch.autocast(query.device.type, enabled=False):
-        attended = scaled_dot_product_attention(
-            folded.float(),
-            key.float(),
-            value.float(),
-            attn_mask=attention_mask.repeat(1, 1, heads // groups, 1),
-            scale=options.get("scaling"),
-        )
-    unfolded = attended.to(query.dtype).reshape(rows, heads, queries, value.shape[-1])
-    return unfolded.transpose(1, 2).contiguous(), None
+    for name in ("softcap", "s_aux"):  # of Gemma 2, of GPT-OSS
+        if options.get(name) is not None:
+            raise ModelError(
+                f"{type(module).__name__} asks for attention with {name}, which is not supported: "
+                "choose a model with plain attention"
+            )
+    scale = options.get("scaling")
+    attended = tba_sequences.attend(
+        module.layer_idx,
+        query,
+        key,
+        value,
+        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        window=options.get("sliding_window"),
+    )
+    return attended, None
