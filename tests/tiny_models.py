@@ -17,6 +17,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from tba.policy.attention import register_attention
 from tba.policy.loading import switch_off_dropout
 
 VOCABULARY = 23
@@ -60,4 +61,5 @@ def tiny_model(family: str, seed: int = 0) -> PreTrainedModel:
             for parameter in model.parameters():
                 parameter.add_(0.15 * torch.randn(parameter.shape))
     switch_off_dropout(model)
+    model.set_attn_implementation(register_attention())
     return model.eval()

@@ -7,7 +7,7 @@ through `AttentionInterface` works with it, in its ordinary model class. A pass 
 object, for instance the model's own `generate`, gets transformers' "sdpa".
 """
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from tba.errors import ModelError
 ATTENTION = "tba"
 
 
+@runtime_checkable
 class Sequences(Protocol):
     """What the packed tokens of one forward pass attend to."""
 
@@ -73,8 +74,9 @@ def _attention(
                 "choose a model with plain attention"
             )
     scale = options.get("scaling")
+    layer: Any = module.layer_idx
     attended = tba_sequences.attend(
-        module.layer_idx,
+        layer,
         query,
         key,
         value,

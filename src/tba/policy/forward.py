@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
+from tba.policy.attention import Sequences
 from tba.records import Int32
 
 
@@ -68,6 +69,24 @@ def hidden_states(
     if cache is not None:
         extra[_cache_argument(type(body).forward)] = cache
     output = body(input_ids=ids, position_ids=positions, attention_mask=mask, **extra)
+    return output.last_hidden_state
+
+
+def packed_states(
+    model: PreTrainedModel,
+    ids: Int[Tensor, "1 token"],
+    positions: Int[Tensor, "1 token"],
+    sequences: Sequences,
+) -> Float[Tensor, "1 token width"]:
+    """Run the body of the model, without its head, over packed tokens."""
+    unused = torch.empty(1, 1, 1, 1, device=ids.device)  # of no mask, transformers would make one
+    output = model.base_model(
+        input_ids=ids,
+        position_ids=positions,
+        attention_mask=unused,
+        use_cache=False,
+        tba_sequences=sequences,
+    )
     return output.last_hidden_state
 
 

@@ -20,7 +20,7 @@ from transformers import (
 
 from tba.config.model import ModelConfig
 from tba.errors import ConfigError, ModelError
-from tba.policy.attention import register_grouped_sdpa
+from tba.policy.attention import register_attention
 from tba.records import Query
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -77,7 +77,6 @@ def load_policy(
         model, loading = AutoModelForCausalLM.from_pretrained(
             name,
             dtype=dtype,
-            attn_implementation=config.attn_implementation,
             use_safetensors=True,
             output_loading_info=True,
             **options,
@@ -96,8 +95,7 @@ def load_policy(
             f"{min(missing)}: give a folder saved with save_pretrained."
         )
     _check_layers(name, model)
-    if config.attn_implementation == "sdpa" and device.type == "cpu":
-        model.set_attn_implementation(register_grouped_sdpa())
+    model.set_attn_implementation(register_attention())
     switch_off_dropout(model)
     model.eval()
     if config.gradient_checkpointing:

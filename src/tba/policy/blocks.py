@@ -1,0 +1,177 @@
+"""Cuts packed sequences into blocks of similar length, which attention computes as one product.
+
+A group is a prompt with the rows that follow it; a row is a run of packed tokens that attend to the
+whole prompt and causally to themselves. A prompt by itself is a row behind no prompt. A block holds
+as many rows of each of its groups, so that all rows of a group share the product with its prompt.
+Rows are sorted by length within their groups, and a block takes them from one rank to another.
+Long rows are cut along their tokens, so that a block's scores have a bounded size and what lies
+above the diagonal is mostly not computed.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from tba.records import Bool, Int64
+
+_SEGMENT = 256
+"""Tokens of a row in one block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A prompt and its rows, by their places among the packed tokens."""
+
+    prefix_start: int
+    prefix_length: int
+    row_start: Int64
+    """Shape [row]."""
+    row_length: Int64
+    """Shape [row]; not increasing, none is zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows whose attention is computed together; indices of packed tokens, 0 at padding."""
+
+    token: Int64
+    """The tokens that attend; shape [group, row, token]."""
+    real: Bool
+    """Where there is one; shape [group, row, token]."""
+    own: Int64
+    """The tokens of the same rows that are attended to, from their first; shape [group, row,
+    own]."""
+    prefix: Int64
+    """The tokens of the prompts; shape [group, prefix]."""
+    prefix_length: Int64
+    """Shape [group]."""
+
+    @property
+    def first(self) -> int:
+        """Position in its row of the first token that attends."""
+        return self.own.shape[2] - self.token.shape[2]
+
+    def hidden_own(self, window: int | None) -> Bool:
+        """Say which of its row's tokens a token does not see; shape [token, own]."""
+        distance = self._at(self.token.shape[2])[:, None] - np.arange(self.own.shape[2])
+        hidden: Bool = distance < 0
+        return hidden if window is None else hidden | (distance >= window)
+
+    def hidden_prefix(self, window: int | None) -> Bool | None:
+        """Say which of its prompt's tokens a token does not see; shape [group, token, prefix].
+
+        Returns:
+            None where all see all.
+        """
+        lengths = self.prefix_length[:, None, None]
+        place = np.arange(self.prefix.shape[1])
+        beyond: Bool = place >= lengths
+        if window is None:
+            return beyond if beyond.any() else None
+        distance = lengths + self._at(self.token.shape[2])[:, None] - place
+        hidden: Bool = beyond | (distance >= window)
+        return hidden if hidden.any() else None
+
+    def _at(self, tokens: int) -> Int64:
+        return self.first + np.arange(tokens)
+
+
+def plan_blocks(groups: Sequence[Group], overhead: int) -> list[Block]:
+    """Return blocks that hold every token of every row once.
+
+    Args:
+        groups: Some may have no rows.
+        overhead: What one more block costs, in scores of one head.
+    """
+    blocks: list[Block] = []
+    for alike in _alike([group for group in groups if len(group.row_start)], overhead):
+        rows = max(len(group.row_start) for group in alike)
+        start, length = (np.zeros((len(alike), rows), dtype=np.int64) for _ in range(2))
+        for at, group in enumerate(alike):
+            start[at, : len(group.row_start)] = group.row_start
+            length[at, : len(group.row_start)] = group.row_length
+        prefix_length = np.array([group.prefix_length for group in alike])
+        place = np.arange(prefix_length.max())
+        prefix_start = np.array([group.prefix_start for group in alike])[:, None]
+        prefix = np.where(place < prefix_length[:, None], prefix_start + place, 0)
+        for ranks in _ranks(length.max(axis=0), len(place), overhead / len(alike)):
+            for begin, end in _segments(int(length[:, ranks.start].max())):
+                kept = slice(ranks.start, ranks.start + _reach(length[:, ranks], begin))
+                blocks.append(
+                    _block(start[:, kept], length[:, kept], begin, end, prefix, prefix_length)
+                )
+    return blocks
+
+
+def _alike(groups: list[Group], overhead: int) -> Iterator[list[Group]]:
+    """Put small groups of similar shape together, at most doubling what is computed."""
+
+    def cost(members: list[Group]) -> int:
+        rows, longest, prefix = (
+            max(values)
+            for values in zip(
+                *((len(g.row_start), g.row_length[0], g.prefix_length) for g in members),
+                strict=True,
+            )
+        )
+        return len(members) * rows * int(longest) * (prefix + int(longest))
+
+    groups = sorted(groups, key=lambda g: (int(g.row_length[0]), g.prefix_length, len(g.row_start)))
+    chosen: list[Group] = []
+    spent = 0
+    for group in groups:
+        alone, together = cost([group]), cost([*chosen, group])
+        if chosen and together > spent + alone + overhead:
+            yield chosen
+            chosen, together = [], alone
+        chosen = [*chosen, group]
+        spent = together
+    if chosen:
+        yield chosen
+
+
+def _ranks(longest: Int64, prefix: int, overhead: float) -> list[slice]:
+    """Cut the ranks of the sorted rows so that padding and number of blocks together cost least.
+
+    Args:
+        longest: Longest row of each rank, not increasing; shape [rank].
+        prefix: Tokens of the prompt.
+        overhead: What one more block costs, in scores of one group.
+    """
+    starts = np.flatnonzero(np.diff(longest, prepend=longest[0] + 1))  # a cut elsewhere is no gain
+    cost_of_row = (longest[starts] * (prefix + longest[starts])).astype(np.float64)
+    best = np.zeros(len(starts) + 1)  # cost of all ranks before each start
+    cut = np.zeros(len(starts) + 1, dtype=np.int64)
+    ends = np.append(starts, len(longest))
+    for end in range(1, len(ends)):
+        costs = best[:end] + overhead + (ends[end] - starts[:end]) * cost_of_row[:end]
+        cut[end] = np.argmin(costs)
+        best[end] = costs[cut[end]]
+    slices = []
+    end = len(starts)
+    while end:
+        slices.append(slice(int(starts[cut[end]]), int(ends[end])))
+        end = int(cut[end])
+    return slices[::-1]
+
+
+def _segments(longest: int) -> Iterator[tuple[int, int]]:
+    count = -(-longest // _SEGMENT)
+    bounds = [longest * at // count for at in range(count + 1)]
+    yield from pairwise(bounds)
+
+
+def _reach(length: Int64, begin: int) -> int:
+    """Return how many ranks have a row longer than `begin`."""
+    return int((length.max(axis=0) > begin).sum())
+
+
+def _block(
+    start: Int64, length: Int64, begin: int, end: int, prefix: Int64, prefix_length: Int64
+) -> Block:
+    place = np.arange(end)
+    real = place < length[:, :, None]
+    own = np.where(real, start[:, :, None] + place, 0)
+    return Block(own[:, :, begin:], real[:, :, begin:], own, prefix, prefix_length)
