@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import BloomConfig, BloomForCausalLM
 
 from tba.config import BuildConfig, ModelConfig
 from tba.engines import Sampling
@@ -198,6 +199,18 @@ def test_tensors_of_another_shape_are_refused(folder):
 def test_a_tokenizer_without_end_of_sequence_is_refused(folder):
     _edit_json(folder / "tokenizer_config.json", eos_token=None)
     assert "no end-of-sequence token" in _message(folder)
+
+
+def test_a_model_with_attention_of_its_own_is_refused(folder):
+    policy = _load(folder)
+    config = BloomConfig(vocab_size=len(policy.tokenizer), hidden_size=32, n_layer=1, n_head=4)
+    BloomForCausalLM(config).save_pretrained(folder)
+    assert "BloomForCausalLM) computes its attention itself" in _message(folder)
+
+
+def test_chunked_attention_is_refused(folder):
+    _edit_json(folder / "config.json", layer_types=["chunked_attention", "full_attention"])
+    assert "has layers of kind chunked_attention" in _message(folder)
 
 
 def test_a_damaged_config_is_refused(folder):

@@ -1,6 +1,6 @@
 """Which policy is trained, and the supervised warm start that may come first."""
 
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -43,8 +43,6 @@ class ModelConfig(Section):
     """Folder or hub name of a Hugging Face causal language model."""
     build: BuildConfig | None = None
     """Builds a small model from random weights instead of loading one."""
-    attn_implementation: Literal["sdpa", "eager"] = "sdpa"
-    """Attention implementation of transformers: sdpa or eager."""
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more time."""
     trust_remote_code: bool = False

@@ -20,12 +20,11 @@ from transformers import (
 
 from tba.config.model import ModelConfig
 from tba.errors import ConfigError, ModelError
-from tba.policy.attention import register_attention
+from tba.policy.attention import ATTENTION, register_attention
 from tba.records import Query
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
-
+_ATTENTION = {"full_attention", "sliding_attention"}
 
 _UNREADABLE = (
     OSError,
@@ -95,7 +94,7 @@ def load_policy(
             f"{min(missing)}: give a folder saved with save_pretrained."
         )
     _check_layers(name, model)
-    model.set_attn_implementation(register_attention())
+    _set_attention(name, model)
     switch_off_dropout(model)
     model.eval()
     if config.gradient_checkpointing:
@@ -135,12 +134,22 @@ def _checked_source(name: str) -> str:
 
 
 def _check_layers(name: str, model: PreTrainedModel) -> None:
-    """Refuse recurrent layers, whose state is no cache of keys and values to share."""
+    """Refuse recurrent layers, which have no keys and values to share, and chunked attention."""
     other = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - _ATTENTION
     if other:
         raise ModelError(
-            f"The model {name} has layers of kind {min(other)}, but only attention layers can be "
-            "used: choose a plain transformer."
+            f"The model {name} has layers of kind {min(other)}, but only full and sliding "
+            "attention can be used: choose a plain transformer."
+        )
+
+
+def _set_attention(name: str, model: PreTrainedModel) -> None:
+    """Have the model's attention done by `tba.policy.attention`."""
+    model.set_attn_implementation(register_attention())
+    if model.config.get_text_config()._attn_implementation != ATTENTION:
+        raise ModelError(
+            f"The model {name} ({type(model).__name__}) computes its attention itself instead of "
+            "through transformers' AttentionInterface: choose a model of another family."
         )
 
 
