@@ -101,9 +101,16 @@ def logits(
     model: PreTrainedModel, states: Float[Tensor, "*shape width"]
 ) -> Float[Tensor, "*shape vocabulary"]:
     """Run the head of the model and return float32 logits."""
-    raw = model.get_output_embeddings()(states).float()
+    return raw_logits(model, states).float()
+
+
+def raw_logits(
+    model: PreTrainedModel, states: Float[Tensor, "*shape width"]
+) -> Float[Tensor, "*shape vocabulary"]:
+    """Run the head of the model and return logits in the precision it computes in."""
+    raw = model.get_output_embeddings()(states)
     cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
-    return raw if cap is None else cap * torch.tanh(raw / cap)
+    return raw if cap is None else cap * torch.tanh(raw.float() / cap)
 
 
 def attention_mask(

@@ -11,18 +11,21 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
-from numpy.typing import NDArray
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from tba.policy.forward import logits, packed_states, to_device
+from tba.policy.forward import packed_states, raw_logits, to_device
+from tba.policy.log_softmax import Chosen, choose, log_softmax_at
 from tba.policy.packed import PackedSequences
 from tba.records import Int32, Int64
 
 _CHUNK_LOGITS = 2**25
 """Logits in one chunk of the head: 128 MiB in float32."""
+
+_STRIP_LOGITS = 2**18
+"""Logits whose softmax a CPU computes at a time: 1 MiB in float32, which its cache holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,28 +172,23 @@ def _prompt_means(
 def _log_probs_at(
     model: PreTrainedModel,
     found: _Predictions,
-    tokens: NDArray[np.int64],
+    tokens: Int64,
     temperature: float,
     eos_ids: Sequence[int],
 ) -> tuple[Float[Tensor, " prediction"], Float[Tensor, " prediction"]]:
     """Return log-probabilities of the tokens and of ending there, chunk by chunk of states."""
-    states = found.states
-    size = max(1, _CHUNK_LOGITS // model.config.get_text_config().vocab_size)
+    states, device = found.states, found.states.device
+    vocabulary = model.config.get_text_config().vocab_size
+    size = max(1, _CHUNK_LOGITS // vocabulary)
+    strip = max(1, _STRIP_LOGITS // vocabulary) if device.type == "cpu" else size
+    stops = to_device(np.array(eos_ids, dtype=np.int64), device)
     starts = range(0, len(states), size)
     bounds = np.searchsorted(found.state_of_token, [*starts, len(states)])
-    state_of_token = to_device(found.state_of_token, states.device)
-    token = to_device(tokens, states.device)
     recompute = len(starts) > 1 and torch.is_grad_enabled()
     parts = []
     for start, first, last in zip(starts, bounds[:-1], bounds[1:], strict=True):
-        chunk = (
-            model,
-            states[start : start + size],
-            state_of_token[first:last] - start,
-            token[first:last],
-            temperature,
-            eos_ids,
-        )
+        chosen = choose(found.state_of_token[first:last] - start, tokens[first:last], stops, strip)
+        chunk = (model, states[start : start + size], chosen, temperature)
         if recompute:
             parts.append(checkpoint(_chunk, *chunk, use_reentrant=False, preserve_rng_state=False))
         else:
@@ -202,16 +200,8 @@ def _log_probs_at(
 def _chunk(
     model: PreTrainedModel,
     states: Float[Tensor, "state width"],
-    state_of_token: Int[Tensor, " prediction"],
-    token: Int[Tensor, " prediction"],
+    chosen: Chosen,
     temperature: float,
-    eos_ids: Sequence[int],
 ) -> tuple[Float[Tensor, " prediction"], Float[Tensor, " prediction"]]:
     """Return log softmax(logits / temperature) at the tokens, and summed over the stop tokens."""
-    scaled = logits(model, states) / temperature  # [state, vocabulary]
-    total = scaled.logsumexp(dim=-1)[state_of_token]
-    of_token = scaled[state_of_token, token] - total
-    if not eos_ids:
-        return of_token, torch.zeros_like(of_token)
-    stops = torch.stack([scaled[:, eos] for eos in eos_ids], dim=-1)  # [state, stop token]
-    return of_token, stops.logsumexp(dim=-1)[state_of_token] - total
+    return log_softmax_at(raw_logits(model, states), chosen, temperature)
