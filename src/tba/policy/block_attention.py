@@ -1,9 +1,8 @@
 """Attention over blocks of packed tokens, by matrix products that share a prompt among its rows.
 
-On CPUs: products and softmax in float32, the samples of a query and the heads of a group folded
-into the rows of one product, so that no key is copied. The backward pass computes the softmax
-again, so nothing of the size of the scores is kept. On GPUs: torch's own fused attention, for which
-each row gets a copy of its prompt's keys.
+Scores and softmax are float32, the weighted sums have the precision of the values. The samples of a
+query and the heads of a group are folded into the rows of one product, so that no key is copied.
+The backward pass computes the softmax again, so nothing of the size of the scores is kept.
 
 Axes: heads fall into `group`s that share keys and values, `member` is the place in such a group.
 """
@@ -46,17 +45,17 @@ class BlockIndex:
     """[prompt, 1, token or 1, prefix]; None: all tokens see all of their prompt."""
 
     def rows_of(self, vectors: Tensor) -> Tensor:
-        """Return a float32 copy of the block's [prompt * group * row * member * token, width]."""
-        return vectors.index_select(0, self.query).float()
+        """Return a copy of the block's [prompt * group * row * member * token, width]."""
+        return vectors.index_select(0, self.query)
 
     def keys_of(self, vectors: Tensor) -> "_Keys":
-        """Return float32 copies of what the block attends to."""
+        """Return copies of what the block attends to."""
         prompts, groups, rows, _, _ = self.sizes
         width = vectors.shape[1]
-        own = vectors.index_select(0, self.own).float().view(prompts * groups * rows, -1, width)
+        own = vectors.index_select(0, self.own).view(prompts * groups * rows, -1, width)
         if self.prefix is None:
             return _Keys(own, None)
-        prefix = vectors.index_select(0, self.prefix).float()
+        prefix = vectors.index_select(0, self.prefix)
         return _Keys(own, prefix.view(prompts * groups, -1, width))
 
     def by_row(self, rows: Tensor) -> Tensor:
@@ -76,6 +75,11 @@ class _Keys:
     """[prompt * group * row, own, width]."""
     prefix: Tensor | None
     """[prompt * group, prefix, width]."""
+
+    def to(self, dtype: torch.dtype) -> "_Keys":
+        """Return the same in another precision."""
+        prefix = None if self.prefix is None else self.prefix.to(dtype)
+        return _Keys(self.own.to(dtype), prefix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,37 +165,47 @@ class _Attention(torch.autograd.Function):
         ctx.index, ctx.scale = index, scale
         parts = []
         for block in index.blocks:
-            weights = _softmax(block, block.rows_of(query).mul_(scale), block.keys_of(key))
-            parts.append(_weighted(block, weights, block.keys_of(value)))
-        return index.in_order(parts).to(value.dtype)
+            rows = block.rows_of(query).float().mul_(scale)
+            weights = _softmax(block, rows, block.keys_of(key).to(torch.float32))
+            parts.append(_weighted(block, weights.to(value.dtype), block.keys_of(value)))
+        return index.in_order(parts)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value = ctx.saved_tensors
-        of_key, of_value = (torch.zeros_like(t, dtype=torch.float32) for t in (key, value))
-        parts = []
+        totals = [torch.zeros_like(vectors, dtype=torch.float32) for vectors in (key, value)]
         with torch.autocast(query.device.type, enabled=False):
-            for block in ctx.index.blocks:
-                scaled, keys = block.rows_of(query).mul_(ctx.scale), block.keys_of(key)
-                above = block.rows_of(gradient)
-                if block.padding is not None:
-                    above.index_fill_(0, block.padding, 0.0)
-                weights = _softmax(block, scaled, keys)
-                _add_weighted(block, of_value, weights, above)
-                of_weights = _products(block, above, block.keys_of(value))
-                of_scores = torch.ops.aten._softmax_backward_data(
-                    of_weights, weights, -1, torch.float32
-                )
-                _add_weighted(block, of_key, of_scores, scaled)
-                parts.append(_weighted(block, of_scores, keys))
+            parts = [
+                _backward(block, ctx.scale, (query, key, value), gradient, totals)
+                for block in ctx.index.blocks
+            ]
             of_query = ctx.index.in_order(parts).mul_(ctx.scale)
-        return (
-            of_query.to(query.dtype),
-            of_key.to(key.dtype),
-            of_value.to(value.dtype),
-            None,
-            None,
-        )
+        of_key, of_value = totals
+        return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype), None, None
+
+
+def _backward(
+    block: BlockIndex,
+    scale: float,
+    vectors: tuple[Tensor, Tensor, Tensor],
+    gradient: Tensor,
+    totals: list[Tensor],
+) -> Tensor:
+    """Add a block's gradient to those of keys and values; return its queries', not yet scaled."""
+    query, key, value = vectors
+    of_key, of_value = totals
+    low = value.dtype
+    rows, keys = block.rows_of(query).float().mul_(scale), block.keys_of(key)
+    above = block.rows_of(gradient)
+    if block.padding is not None:
+        above.index_fill_(0, block.padding, 0.0)
+    weights = _softmax(block, rows, keys.to(torch.float32))
+    _add_weighted(block, of_value, weights.to(low), above)
+    of_weights = _products(block, above.float(), block.keys_of(value).to(torch.float32))
+    of_scores = torch.ops.aten._softmax_backward_data(of_weights, weights, -1, torch.float32)
+    of_scores = of_scores.to(low)
+    _add_weighted(block, of_key, of_scores, rows.to(low))
+    return _weighted(block, of_scores, keys.to(low))
 
 
 def _products(block: BlockIndex, rows: Tensor, keys: _Keys) -> Tensor:
@@ -233,9 +247,9 @@ def _add_weighted(block: BlockIndex, total: Tensor, weights: Tensor, rows: Tenso
     """Add to every key the weighted sum of the rows that attend to it."""
     own = block.bias.shape[-1]
     of_own = torch.bmm(weights[..., -own:].mT, block.by_row(rows))
-    total.index_add_(0, block.own, of_own.flatten(0, 1))
+    total.index_add_(0, block.own, of_own.flatten(0, 1).float())
     if block.prefix is not None:
         above = block.by_prompt(rows)
         by_prompt = weights.view(len(above), -1, weights.shape[-1])
         of_prefix = torch.bmm(by_prompt[..., :-own].mT, above)
-        total.index_add_(0, block.prefix, of_prefix.flatten(0, 1))
+        total.index_add_(0, block.prefix, of_prefix.flatten(0, 1).float())

@@ -19,6 +19,9 @@ from tba.records import Bool, Int64
 _SEGMENT = 256
 """Tokens of a row in one block."""
 
+_NARROW = 16
+"""Rows shorter than this are laid side by side: products and softmax are slow over fewer keys."""
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -47,16 +50,15 @@ class Block:
     """The tokens of the prompts; shape [group, prefix]."""
     prefix_length: Int64
     """Shape [group]."""
-
-    @property
-    def first(self) -> int:
-        """Position in its row of the first token that attends."""
-        return self.own.shape[2] - self.token.shape[2]
+    abreast: int
+    """Rows that lie side by side in one: `token` and `own` hold the first's, then the second's."""
 
     def hidden_own(self, window: int | None) -> Bool:
         """Say which of its row's tokens a token does not see; shape [token, own]."""
-        distance = self._at(self.token.shape[2])[:, None] - np.arange(self.own.shape[2])
-        hidden: Bool = distance < 0
+        row, at = divmod(np.arange(self.own.shape[2]), self.own.shape[2] // self.abreast)
+        distance = self._at()[:, None] - at
+        of_token = np.repeat(np.arange(self.abreast), self.token.shape[2] // self.abreast)
+        hidden: Bool = (distance < 0) | (of_token[:, None] != row)
         return hidden if window is None else hidden | (distance >= window)
 
     def hidden_prefix(self, window: int | None) -> Bool | None:
@@ -70,12 +72,14 @@ class Block:
         beyond: Bool = place >= lengths
         if window is None:
             return beyond if beyond.any() else None
-        distance = lengths + self._at(self.token.shape[2])[:, None] - place
+        distance = lengths + self._at()[:, None] - place
         hidden: Bool = beyond | (distance >= window)
         return hidden if hidden.any() else None
 
-    def _at(self, tokens: int) -> Int64:
-        return self.first + np.arange(tokens)
+    def _at(self) -> Int64:
+        """Return the places in their rows of the tokens that attend; shape [token]."""
+        own, tokens = self.own.shape[2] // self.abreast, self.token.shape[2] // self.abreast
+        return np.tile(np.arange(own - tokens, own), self.abreast)
 
 
 def plan_blocks(groups: Sequence[Group], overhead: int) -> list[Block]:
@@ -171,7 +175,17 @@ def _reach(length: Int64, begin: int) -> int:
 def _block(
     start: Int64, length: Int64, begin: int, end: int, prefix: Int64, prefix_length: Int64
 ) -> Block:
+    """Return the block of tokens `begin` to `end` of rows [group, row]."""
+    groups, rows = start.shape
+    abreast = min(rows, -(-_NARROW // end)) if begin == 0 else 1
+    missing = ((0, 0), (0, -rows % abreast))
+    start, length = np.pad(start, missing), np.pad(length, missing)
     place = np.arange(end)
     real = place < length[:, :, None]
     own = np.where(real, start[:, :, None] + place, 0)
-    return Block(own[:, :, begin:], real[:, :, begin:], own, prefix, prefix_length)
+    # [group, row, token] -> [group, row / abreast, abreast * token]
+    shape = (groups, -(-rows // abreast), -1)
+    token, attends, own = (
+        part.reshape(shape) for part in (own[:, :, begin:], real[:, :, begin:], own)
+    )
+    return Block(token, attends, own, prefix, prefix_length, abreast)

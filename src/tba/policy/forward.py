@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from tba.policy.attention import Sequences
+from tba.policy.attention import ATTENTION, Sequences
 from tba.records import Int32
 
 
@@ -79,6 +79,7 @@ def packed_states(
     sequences: Sequences,
 ) -> Float[Tensor, "1 token width"]:
     """Run the body of the model, without its head, over packed tokens."""
+    assert model.config.get_text_config()._attn_implementation == ATTENTION
     unused = torch.empty(1, 1, 1, 1, device=ids.device)  # of no mask, transformers would make one
     output = model.base_model(
         input_ids=ids,
