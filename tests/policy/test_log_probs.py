@@ -1,7 +1,11 @@
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, inject_adapter_in_model
+from torch import nn
+from transformers.pytorch_utils import Conv1D
 
+from tba.policy import blocks, packed
 from tba.policy import log_probs as module
 from tba.policy.loading import recompute_activations
 from tba.policy.log_probs import full_row_log_probs, response_log_probs
@@ -84,9 +88,67 @@ def test_gradient_checkpointing_changes_neither_values_nor_gradients(family):
     _assert_same_values_and_gradients(model, found, mask, expected)
 
 
+@pytest.mark.parametrize("overhead", [0, 10**9])
+@pytest.mark.parametrize("segment", [3, 1000])
+@pytest.mark.parametrize("narrow", [1, 5, 64])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_however_tokens_are_cut_into_blocks_values_and_gradients_are_the_same(
+    family, narrow, segment, overhead, monkeypatch
+):
+    monkeypatch.setattr(packed, "_OVERHEAD", overhead)
+    monkeypatch.setattr(blocks, "_SEGMENT", segment)
+    monkeypatch.setattr(blocks, "_NARROW", narrow)
+    model = tiny_model(family)
+    prompts, responses, query_of_row = _batch()
+    found, mask = response_log_probs(
+        model, prompts, responses, query_of_row, temperature=TEMPERATURE
+    )
+    expected = _naive(model, prompts, responses, query_of_row)
+    _assert_same_values_and_gradients(model, found, mask, expected)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adapters_get_the_gradients_of_full_rows(family, checkpointing):
+    model = tiny_model(family)
+    with torch.random.fork_rng(devices=[]):
+        maps = {
+            name.rsplit(".", 1)[-1]
+            for name, part in model.base_model.named_modules()
+            if isinstance(part, nn.Linear | Conv1D)
+        }
+        config = LoraConfig(r=2, target_modules=maps, fan_in_fan_out=family == "gpt2")
+        inject_adapter_in_model(config, model)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_" in name:
+                    parameter.add_(0.1 * torch.randn(parameter.shape))
+    prompts, responses, query_of_row = _batch()
+    expected = _naive(model, prompts, responses, query_of_row)
+    if checkpointing:
+        recompute_activations(model)
+    found, mask = response_log_probs(
+        model, prompts, responses, query_of_row, temperature=TEMPERATURE
+    )
+    _assert_same_values_and_gradients(model, found, mask, expected)
+    assert all(("lora_" in name) == (p.grad is not None) for name, p in model.named_parameters())
+
+
+def test_responses_of_one_token_alone_need_no_token_beyond_the_prompts():
+    model = tiny_model("qwen2")
+    prompts, _, query_of_row = _batch()
+    responses = [np.array([row + 2], dtype=np.int32) for row in range(len(query_of_row))]
+    found, mask = response_log_probs(
+        model, prompts, responses, query_of_row, temperature=TEMPERATURE
+    )
+    expected = _naive(model, prompts, responses, query_of_row)
+    _assert_same_values_and_gradients(model, found, mask, expected)
+
+
 @pytest.mark.parametrize("chunk_states", [1, 4])
 def test_chunks_change_neither_values_nor_gradients(chunk_states, monkeypatch):
     monkeypatch.setattr(module, "_CHUNK_LOGITS", chunk_states * VOCABULARY)
+    monkeypatch.setattr(module, "_STRIP_LOGITS", 3 * VOCABULARY)
     model = tiny_model("llama")
     prompts, responses, query_of_row = _batch()
     shuffled = np.array([6, 0, 4, 2, 1, 5, 3])
