@@ -154,7 +154,7 @@ def test_a_preparation_sees_the_whole_batch_and_micro_batches_get_their_parts(
     assert objective.inputs_of_preparation() == ("value", "mask", "reward")
     inputs = make_inputs(policy, objective)
     batch = make_batch(queries=5)
-    micros = list(micro_batches(batch, 60))
+    micros = list(micro_batches(batch, 30))
     assert len(micros) > 2
     whole = inputs.prepare(batch, micros, FACTS, {"scale": 2.0, "other": 1.0})["advantage"]
     reward = torch.from_numpy(batch.reward[batch.index])
@@ -173,7 +173,7 @@ def test_micro_batches_with_a_preparation_give_the_one_batch_gradient(
     monkeypatch.setattr("tba.update.load_objective", lambda section: objective)
     monkeypatch.setattr("tba.update.settings_at", lambda *arguments: {"scale": 2.0, "other": 1.0})
     gradients = []
-    for budget in (10_000, 60):
+    for budget in (10_000, 30):
         config = make_config(micro_batch_tokens=budget, max_grad_norm=1e9)
         update = PolicyUpdate(policy.model, config)
         update.optimizer.step = lambda: None  # type: ignore[method-assign,assignment]

@@ -42,25 +42,25 @@ class UpdateResult:
 
 
 def micro_batches(batch: Batch, token_budget: int) -> Iterator[list[int]]:
-    """Cut a batch into micro-batches of whole queries, at most `token_budget` padded tokens each.
+    """Cut a batch into micro-batches of whole queries, at most `token_budget` tokens each.
 
     Yields positions of queries; `Batch.select` makes the micro-batch.
 
-    Queries with responses of similar length go together, so that little of it is padding. A single
-    query larger than the budget is a micro-batch of its own.
+    What counts is what is computed: each prompt once, and of each response all tokens but the last.
+    Queries with responses of similar length go together, so that their attention has little
+    padding. A single query larger than the budget is a micro-batch of its own.
     """
-    rows = np.bincount(batch.query_of_row, minlength=len(batch.prompts))
+    inputs = np.array([len(tokens) - 1 for tokens in batch.tokens])
     longest = np.zeros(len(batch.prompts), dtype=np.int64)
-    np.maximum.at(longest, batch.query_of_row, [len(t) for t in batch.tokens])
-    prompt = np.array([len(p) for p in batch.prompts])
+    np.maximum.at(longest, batch.query_of_row, inputs)
+    cost = np.array([len(prompt) for prompt in batch.prompts])
+    np.add.at(cost, batch.query_of_row, inputs)
     chosen: list[int] = []
-    for query in np.argsort(longest, kind="stable"):
-        wider = [*chosen, int(query)]
-        padded = len(wider) * prompt[wider].max() + rows[wider].sum() * longest[wider].max()
-        if chosen and padded > token_budget:
+    for query in np.argsort(longest, kind="stable").tolist():
+        if chosen and cost[[*chosen, query]].sum() > token_budget:
             yield chosen
-            wider = [int(query)]
-        chosen = wider
+            chosen = []
+        chosen = [*chosen, query]
     yield chosen
 
 

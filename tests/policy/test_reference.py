@@ -40,8 +40,8 @@ def test_micro_batches_stay_within_the_budget_of_tokens(monkeypatch):
 
     monkeypatch.setattr("tba.policy.reference.response_outputs", spy)
     prompts, responses, query_of_row = _rollouts()
-    # Query 0: 4 + 6 + 9 tokens, query 2: 2 + 4 + 3, query 3: 6 + 1 + 2.
-    reference = Reference(tiny_model("llama"), temperature=1.0, micro_batch_tokens=30)
+    # Query 0: 4 + 5 + 8 tokens, query 2: 2 + 3 + 2, query 3: 6 + 0 + 1.
+    reference = Reference(tiny_model("llama"), temperature=1.0, micro_batch_tokens=24)
     reference.log_ref(prompts, responses, query_of_row)
     assert sizes == [2, 1]
 

@@ -80,8 +80,8 @@ class TrainerConfig(Section):
     max_grad_norm: PositiveFloat = 1.0
     """Gradients are scaled down to this global norm."""
     micro_batch_tokens: PositiveInt = 16_384
-    """Most tokens (prompt once and padded responses) in one forward and backward pass; whole
-    queries only."""
+    """Most tokens (prompts once, responses less their last tokens) in one forward and backward
+    pass; whole queries only."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of the forward pass; bfloat16 is autocast over float32 weights and optimiser."""
     max_bad_steps: PositiveInt = 5

@@ -74,7 +74,7 @@ class Reference:
         runs: list[list[int]] = []
         spent = 0
         for query in np.unique(query_of_row).tolist():
-            cost = len(prompts[query]) + int(lengths[query_of_row == query].sum())
+            cost = len(prompts[query]) + int((lengths[query_of_row == query] - 1).sum())
             if not runs or spent + cost > self._micro_batch_tokens:
                 runs.append([])
                 spent = 0
