@@ -18,6 +18,7 @@ from tba.config import Config
 from tba.objectives.base import Objective, declared
 from tba.policy.heads import Heads
 from tba.policy.log_probs import ResponseOutputs, response_outputs
+from tba.policy.precision import autocast_dtype
 from tba.records import Batch, Float32, Int64
 
 Input = Tensor | float
@@ -64,7 +65,7 @@ class Inputs:
         self._model = model
         self._objective = objective
         self._temperature = config.search.temperature
-        self._autocast = torch.bfloat16 if config.trainer.precision == "bfloat16" else None
+        self._autocast = autocast_dtype(config.trainer.precision, model)
         self._max_tokens = config.search.max_completion_length
         self._eos_ids = eos_ids
         names = {*objective.inputs(), *objective.inputs_of_preparation()}

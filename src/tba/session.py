@@ -27,6 +27,7 @@ from tba.given import batches, check_objective, read_given_pairs
 from tba.pace import Arrivals, Intake
 from tba.policy.initial import initial_model
 from tba.policy.loading import check_positions, load_policy
+from tba.policy.precision import autocast_dtype
 from tba.policy.resets import ReferenceResets, load_reference
 from tba.records import EvalReport, StepReport
 from tba.run.checkpoint import Checkpoint, TrainerState, load_newest, save_checkpoint
@@ -124,6 +125,8 @@ class Session:
         totals = checkpoint.state.totals if checkpoint else Totals()
         self._ledger = Ledger(totals, self._buffer, started=self._started)
         self._update = PolicyUpdate(self._policy.model, config, self._policy.eos_ids)
+        low = autocast_dtype(config.trainer.precision, self._policy.model)
+        log.info("the trainer's forward pass is computed in %s", low or torch.float32)
         if checkpoint is not None:
             checkpoint.restore_optimizer(self._update.optimizer)
             checkpoint.restore_beside_the_policy(self._update.beside_the_policy())
@@ -209,8 +212,9 @@ class Session:
         if self._scorer is None:
             return None
         search = self._config.search
-        low = self._config.trainer.precision == "bfloat16"
-        with torch.autocast(self._policy.model.device.type, torch.bfloat16, enabled=low):
+        model = self._policy.model
+        low = autocast_dtype(self._config.trainer.precision, model)
+        with torch.autocast(model.device.type, low, enabled=low is not None):
             report = evaluate(
                 TorchEngine(self._policy.model, self._policy.eos_ids),
                 self._scorer,

@@ -5,7 +5,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from tba.policy import blocks, packed
+from tba.policy import block_attention, blocks, packed
 from tba.policy import log_probs as module
 from tba.policy.loading import recompute_activations
 from tba.policy.log_probs import full_row_log_probs, response_log_probs
@@ -95,7 +95,7 @@ def test_gradient_checkpointing_changes_neither_values_nor_gradients(family):
 def test_however_tokens_are_cut_into_blocks_values_and_gradients_are_the_same(
     family, narrow, segment, overhead, monkeypatch
 ):
-    monkeypatch.setattr(packed, "_OVERHEAD", overhead)
+    monkeypatch.setitem(packed._OVERHEAD, "cpu", overhead)
     monkeypatch.setattr(blocks, "_SEGMENT", segment)
     monkeypatch.setattr(blocks, "_NARROW", narrow)
     model = tiny_model(family)
@@ -132,6 +132,18 @@ def test_adapters_get_the_gradients_of_full_rows(family, checkpointing):
     )
     _assert_same_values_and_gradients(model, found, mask, expected)
     assert all(("lora_" in name) == (p.grad is not None) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_by_fused_kernels_gives_the_same(family, monkeypatch):
+    monkeypatch.setattr(block_attention, "_has_fused_kernels", lambda device: True)
+    model = tiny_model(family)
+    prompts, responses, query_of_row = _batch()
+    found, mask = response_log_probs(
+        model, prompts, responses, query_of_row, temperature=TEMPERATURE
+    )
+    expected = _naive(model, prompts, responses, query_of_row)
+    _assert_same_values_and_gradients(model, found, mask, expected)
 
 
 def test_responses_of_one_token_alone_need_no_token_beyond_the_prompts():

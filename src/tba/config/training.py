@@ -82,8 +82,9 @@ class TrainerConfig(Section):
     micro_batch_tokens: PositiveInt = 16_384
     """Most tokens (prompts once, responses less their last tokens) in one forward and backward
     pass; whole queries only."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the forward pass; bfloat16 is autocast over float32 weights and optimiser."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the forward pass; bfloat16 is autocast over float32 weights and optimiser. auto:
+    bfloat16 where the device has it and, on a CPU, the model is large enough to gain by it."""
     max_bad_steps: PositiveInt = 5
     """The run stops after this many steps in a row without a finite loss and gradient; each is
     skipped."""

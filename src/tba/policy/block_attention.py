@@ -2,7 +2,8 @@
 
 Scores and softmax are float32, the weighted sums have the precision of the values. The samples of a
 query and the heads of a group are folded into the rows of one product, so that no key is copied.
-The backward pass computes the softmax again, so nothing of the size of the scores is kept.
+The backward pass computes the softmax again, so nothing of the size of the scores is kept. GPUs
+have fused kernels for that, which want a copy of the prompt's keys for each row.
 
 Axes: heads fall into `group`s that share keys and values, `member` is the place in such a group.
 """
@@ -16,6 +17,7 @@ import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from tba.policy.blocks import Block
 from tba.policy.forward import to_device
@@ -149,9 +151,45 @@ def attend_in_blocks(
     scale: float,
 ) -> Float[Tensor, "vector width"]:
     """Attend; vectors are those of [token, head] and keys those of [token, group]."""
+    if _has_fused_kernels(query.device):
+        return index.in_order([_fused(block, query, key, value, scale) for block in index.blocks])
     with torch.autocast(query.device.type, enabled=False):
         attended: Tensor = _Attention.apply(query, key, value, index, scale)  # type: ignore[no-untyped-call]
         return attended
+
+
+def _has_fused_kernels(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+def _fused(block: BlockIndex, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Attend in a block by torch's own kernel; return [slot, width]."""
+    prompts, groups, rows, members, tokens = block.sizes
+
+    def of_rows(vectors: Tensor) -> Tensor:  # [prompt * group, row * member, prefix + own, width]
+        keys = block.keys_of(vectors)
+        found = keys.own.view(prompts * groups, rows, -1, vectors.shape[1])
+        if keys.prefix is not None:
+            prefix = keys.prefix[:, None].expand(-1, rows, -1, -1)
+            found = torch.cat([prefix, found], dim=2)
+        return found.repeat_interleave(members, dim=1)
+
+    bias = block.bias[:, None, :tokens]  # [1, 1, token, own]
+    if block.prefix is not None:
+        width = block.prefix.numel() // (prompts * groups)
+        before = bias.new_zeros(prompts, 1, tokens, width)
+        if block.hidden is not None:
+            before = before.masked_fill(block.hidden, -torch.inf)
+        bias = torch.cat([before, bias.expand(prompts, -1, -1, -1)], dim=-1)
+        bias = bias.repeat_interleave(groups, dim=0)
+    attended = functional.scaled_dot_product_attention(
+        block.rows_of(query).view(prompts * groups, rows * members, tokens, -1),
+        of_rows(key),
+        of_rows(value),
+        attn_mask=bias.to(query.dtype),
+        scale=scale,
+    )
+    return attended.reshape(-1, query.shape[1])
 
 
 class _Attention(torch.autograd.Function):

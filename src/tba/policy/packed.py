@@ -22,7 +22,7 @@ from tba.policy.blocks import Group, plan_blocks
 from tba.policy.forward import packed_states, to_device
 from tba.records import Int32, Int64
 
-_OVERHEAD = 2**14
+_OVERHEAD = {"cpu": 2**14, "cuda": 2**20}
 """What one more block costs, in scores of one head."""
 
 
@@ -60,7 +60,9 @@ class PackedSequences:
                 zip(prompts, _rows_of(query_of_row, len(prompts)), strict=True)
             )
         ]
-        self._blocks = plan_blocks([_group(0, 0, prompt_start, of_prompts), *behind], _OVERHEAD)
+        self._blocks = plan_blocks(
+            [_group(0, 0, prompt_start, of_prompts), *behind], _OVERHEAD[device.type]
+        )
         self._indices: dict[tuple[int, int, int | None], AttentionIndex] = {}
 
     def attend(
