@@ -218,7 +218,10 @@ def test_a_batch_of_a_search_leaves_out_queries_with_a_failed_response():
     ("setting", "sentence"),
     [
         ("--sync.mode=barrier", "sync.mode is barrier, but with objective.kind a3c searchers send"),
-        ("--search.dtype=bfloat16", "search.dtype is bfloat16, but with objective.kind a3c"),
+        (
+            "--search.precision=bfloat16",
+            "search.precision is bfloat16, but with objective.kind a3c",
+        ),
         ("--buffer.max_reuse=2", "buffer.max_reuse is 2, but with objective.kind a3c searchers"),
         ("--buffer.max_staleness=99", "buffer.max_staleness is 99, but with objective.kind a3c"),
     ],

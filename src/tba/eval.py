@@ -165,6 +165,10 @@ class Recorder:
         """Return the engine's own."""
         return self.engine.weights()
 
+    def refresh(self) -> None:
+        """Have the engine look at its weights again."""
+        self.engine.refresh()
+
     def log_probs_under(self, policy: Policy, temperature: float) -> list[Float32]:
         """Return log-probabilities of all responses under another policy, each of shape [token]."""
         return Reference(policy.model, temperature=temperature).log_ref(

@@ -187,6 +187,7 @@ class Searcher:
         version = self._stores.policy.pull(weights, newer_than=self._policy_version)
         if version is not None:
             self._policy_version = version
+            self._engine.refresh()
         if self._stores.reference is not None:
             version = self._stores.reference.pull(
                 self._reference.weights(), newer_than=self._reference_version

@@ -1,10 +1,12 @@
+import functools
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
 
-from tba.engines import Sampling
+from tba.engines import Sampling, torch_engine
+from tba.engines.decoding import DecodingSequences
 from tba.engines.torch_engine import TorchEngine
 from tba.records import FinishReason, Query
 from tiny_models import EOS, FAMILIES, VOCABULARY, tiny_model
@@ -45,11 +47,9 @@ def _transformers_greedy(model, query):
     return full[0, len(query.prompt_ids) :].tolist()
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_equal_those_of_transformers_generate(family, attention):
+def test_greedy_tokens_equal_those_of_transformers_generate(family):
     model = tiny_model(family)
-    model.set_attn_implementation(attention)
     queries = _queries()
     found = _generate(model, queries, temperature=0.0)
     for query, (response,) in zip(queries, found, strict=True):
@@ -142,7 +142,7 @@ def test_randomness_comes_from_the_given_generator_alone():
 def test_rows_leaving_the_batch_do_not_change_the_others(monkeypatch):
     model, queries = tiny_model("llama"), _queries()
     leaving = _generate(model, queries, samples=20)
-    monkeypatch.setattr("tba.engines.torch_engine._LIVE_SHARE", 0.0)
+    monkeypatch.setitem(torch_engine._RHYTHMS, "cpu", torch_engine._Rhythm(1, 0.0))
     staying = _generate(model, queries, samples=20)
     assert _tokens(leaving) == _tokens(staying)
     lengths = {len(tokens) for tokens in _tokens(staying)}
@@ -171,3 +171,25 @@ def test_a_policy_of_nan_yields_tokens_of_the_vocabulary():
     for tokens in _tokens(_generate(model, queries, samples=3)):
         assert len(tokens) > 0
         assert all(0 <= token < VOCABULARY for token in tokens)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_passes_of_a_few_fixed_shapes_find_the_same(family, monkeypatch):
+    model, queries = tiny_model(family), _queries()
+    exact = _generate(model, queries, samples=10)
+    shapes = set()
+    run = torch_engine.Recording.run
+    monkeypatch.setattr(
+        torch_engine.Recording, "run", lambda self, key: (shapes.add(key), run(self, key))
+    )
+    monkeypatch.setattr(
+        torch_engine, "DecodingSequences", functools.partial(DecodingSequences, block=8)
+    )
+    monkeypatch.setitem(torch_engine._RHYTHMS, "cpu", torch_engine._Rhythm(4, 0.5))
+    padded = _generate(model, queries, samples=10)
+    assert _tokens(padded) == _tokens(exact)
+    for one, other in zip(exact, padded, strict=True):
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_allclose(a.log_mu, b.log_mu, atol=1e-4)
+    assert {visible for _, visible in shapes} == {8, 16}
+    assert len(shapes) <= 6

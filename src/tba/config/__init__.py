@@ -206,10 +206,10 @@ class Config(Section):
             raise ValueError(
                 f"sync.mode is {self.sync.mode}, {reason}, for which nobody waits: set it to free"
             )
-        if self.search.dtype != "float32":
+        if self.search.precision != "float32":
             raise ValueError(
-                f"search.dtype is {self.search.dtype}, {reason}, which they compute with their own "
-                "weights: set it to float32"
+                f"search.precision is {self.search.precision}, {reason}, which they compute with "
+                "their own weights: set it to float32"
             )
         for name in ("max_staleness", "max_reuse", "given_pairs"):
             if value := getattr(self.buffer, name):

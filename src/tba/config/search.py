@@ -6,6 +6,8 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from tba.config.base import Section
 
+Precision = Literal["float32", "bfloat16", "int8", "float8"]
+
 
 class SearchConfig(Section):
     """The searcher's box of the algorithm."""
@@ -21,8 +23,15 @@ class SearchConfig(Section):
     log-probabilities."""
     max_completion_length: PositiveInt = 128
     """Longest response in tokens, the end-of-sequence token included."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the searcher's policy and reference; weights travel in it too."""
+    precision: Precision = "float32"
+    """Precision of the searcher's policy: float32, bfloat16, or bfloat16 with 8-bit linear layers
+    (int8; float8 on GPUs since Hopper). Weights travel in float32 or bfloat16, and the reference is
+    computed in it."""
+
+    @property
+    def dtype(self) -> Literal["float32", "bfloat16"]:
+        """Number format of weights on the wire, and of all that is not in 8 bits."""
+        return "float32" if self.precision == "float32" else "bfloat16"
 
 
 class BufferConfig(Section):

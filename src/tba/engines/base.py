@@ -39,5 +39,9 @@ class Engine(Protocol):
         ...
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """Return the live parameters by name, in a fixed order; writing them changes the engine."""
+        """Return the live parameters by name, in a fixed order; `refresh` after writing them."""
+        ...
+
+    def refresh(self) -> None:
+        """Generate with the parameters as they are now."""
         ...

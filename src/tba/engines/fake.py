@@ -80,6 +80,9 @@ class FakeEngine:
         """Return the parameters it was given."""
         return self._weights
 
+    def refresh(self) -> None:
+        """Do nothing: there is no other form of the parameters."""
+
     def _response(self, query: Query, sample: int, sampling: Sampling) -> Response:
         script = self._script if sampling.temperature > 0 else self._greedy
         tokens = list(script(query, sample))[: sampling.max_completion_length]

@@ -1,9 +1,11 @@
 """The default engine: plain PyTorch on a transformers model, quick at many samples of few queries.
 
-The prompt is computed once a query and its keys and values copied to each sample; finished rows
-leave the batch; the log-probability of what is sampled is taken from the very distribution sampled
-from. A response is a function of weights, query and its own row of uniform numbers, drawn in
-advance: when finished rows leave the batch cannot change which numbers the others get.
+The prompt is computed once for all samples of a query (`tba.policy.packed`), whose rows share its
+keys and values (`tba.engines.decoding`); finished rows leave the batch; tokens are found by
+inverting their distribution (`tba.engines.inverse_cdf`), from which their log-probabilities come.
+A response is a function of weights, query and its own row of uniform numbers, drawn in advance:
+when finished rows leave the batch cannot change which numbers the others get. On a GPU the pass
+that appends a token is recorded once and replayed (`tba.engines.recording`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,17 +15,30 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import Cache, DynamicCache, DynamicLayer, PreTrainedModel
+from transformers import PreTrainedModel
 
+from tba.engines import linears
 from tba.engines.base import Sampling
-from tba.policy.forward import attention_mask, hidden_states, logits, prompt_states, to_device
+from tba.engines.decoding import DecodingSequences
+from tba.engines.inverse_cdf import pick
+from tba.engines.recording import Recording
+from tba.policy.forward import packed_states, raw_logits, to_device
+from tba.policy.packed import PromptPass, prompt_pass
 from tba.records import FinishReason, Query, Response
 
-_FLAG_PERIOD_GPU = 8
-"""Tokens between two looks at the stop flags on a GPU, where looking means waiting for it."""
 
-_LIVE_SHARE = 0.8
-"""Rows are dropped once at most this share of them is unfinished."""
+@dataclass(frozen=True, slots=True)
+class _Rhythm:
+    """When to look at the stop flags, and when to drop rows."""
+
+    period: int
+    """Tokens between two looks."""
+    live_share: float
+    """Rows are dropped once at most this share of them is unfinished."""
+
+
+_RHYTHMS = {"cpu": _Rhythm(1, 0.8), "cuda": _Rhythm(8, 0.5)}
+"""On a GPU looking means waiting for it, and fewer rows mean a new recording."""
 
 
 class TorchEngine:
@@ -49,7 +64,13 @@ class TorchEngine:
             tokens=torch.zeros(shape, dtype=torch.long, device=uniform.device),
             log_mu=torch.zeros(shape, dtype=torch.float32, device=uniform.device),
         )
-        self._fill(out, [query.prompt_ids for query in queries], uniform, sampling)
+        prefix = prompt_pass(self._model, [query.prompt_ids for query in queries])
+        rows = _Rows(self._model, prefix, uniform, sampling, is_stop=self._is_stop, out=out)
+        rhythm = _RHYTHMS[uniform.device.type]
+        for at in range(1, uniform.shape[1]):
+            if at % rhythm.period == 0 and not rows.drop_finished(rhythm.live_share):
+                break
+            rows.append_token()
         responses = self._responses(out)
         return [responses[start : start + samples] for start in range(0, len(responses), samples)]
 
@@ -57,40 +78,9 @@ class TorchEngine:
         """Return the live parameters by name, in a fixed order."""
         return dict(self._model.named_parameters())
 
-    def _fill(
-        self,
-        out: "_Output",
-        prompts: Sequence[np.ndarray],
-        uniform: Float[Tensor, "row token"],
-        sampling: Sampling,
-    ) -> None:
-        """Generate token by token until every row has stopped or is full."""
-        temperature, samples = sampling.temperature, sampling.samples_per_query
-        prompt_cache = DynamicCache()
-        states = prompt_states(self._model, prompts, prompt_cache)[:, -1]
-        # All samples of a query share its first distribution: [query, sample] -> [row]
-        first = uniform[:, 0].view(len(prompts), samples)
-        token, log_mu = (
-            part.flatten() for part in _pick(logits(self._model, states), first, temperature)
-        )
-        live = _Live.start(prompts, samples, prompt_cache, uniform.shape[1], uniform.device)
-        period = _FLAG_PERIOD_GPU if uniform.device.type == "cuda" else 1
-        for at in range(uniform.shape[1]):
-            if at > 0:
-                hidden = live.step(self._model, token)
-                scores = logits(self._model, hidden)
-                picked = _pick(scores, uniform[live.rows, at].unsqueeze(1), temperature)
-                token, log_mu = (part.squeeze(1) for part in picked)
-            out.tokens[live.rows, at] = token
-            out.log_mu[live.rows, at] = log_mu
-            live.done |= self._is_stop[token]
-            if (at + 1) % period == 0:
-                unfinished = torch.nonzero(~live.done).squeeze(1)  # waits for the device
-                if len(unfinished) == 0:
-                    return
-                if len(unfinished) <= _LIVE_SHARE * len(live.rows):
-                    live.keep(unfinished)
-                    token = token[unfinished]
+    def refresh(self) -> None:
+        """Derive the quick forms of the weights, where there are any, from the parameters."""
+        linears.refresh(self._model)
 
     def _responses(self, out: "_Output") -> list[Response]:
         """Cut each row after its first stop token."""
@@ -117,123 +107,64 @@ class _Output:
     log_mu: Float[Tensor, "row token"]
 
 
-class _InPlaceLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped
-    """Keys and values of one layer with room to spare: a new token is written, nothing copied."""
-
-    def __init__(self, keys: Tensor, values: Tensor, used: int) -> None:
-        super().__init__()
-        self.keys, self.values, self.used = keys, values, used
-        self.is_initialized = True
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """Write the new keys and values and return all there are."""
-        end = self.used + key_states.shape[2]
-        self.keys[:, :, self.used : end] = key_states
-        self.values[:, :, self.used : end] = value_states
-        self.used = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-    def get_seq_length(self) -> int:
-        """Return how many tokens are held."""
-        return self.used
-
-    def take(self, rows: Int[Tensor, " row"], capacity: int) -> "_InPlaceLayer":
-        """Return a copy of some rows with room for `capacity` tokens."""
-        keys, values = (
-            _room(full[:, :, : self.used], rows, capacity) for full in (self.keys, self.values)
-        )
-        return _InPlaceLayer(keys, values, self.used)
-
-
-def _room(full: Tensor, rows: Int[Tensor, " row"], capacity: int) -> Tensor:
-    """Copy rows of [row, head, token, width] to the front of memory for `capacity` tokens."""
-    held = full.shape[2]
-    wide = full.new_empty(len(rows), full.shape[1], capacity, full.shape[3])
-    torch.index_select(full, 0, rows, out=wide[:, :, :held])
-    return wide
-
-
-class _Live:
-    """The rows still being generated, and all that the model needs to go on with them."""
+class _Rows:
+    """The rows still being generated: their newest tokens, and all that is needed to go on."""
 
     def __init__(
-        self, rows: Tensor, real: Bool[Tensor, "row key"] | None, positions: Tensor, cache: Cache
+        self,
+        model: PreTrainedModel,
+        prefix: PromptPass,
+        uniform: Float[Tensor, "row token"],
+        sampling: Sampling,
+        *,
+        is_stop: Bool[Tensor, " vocabulary"],
+        out: _Output,
     ) -> None:
-        self.rows = rows
-        """Row of the output that each one fills; shape [row]."""
-        self.done = torch.zeros_like(rows, dtype=torch.bool)
-        """Whether it has stopped; shape [row]."""
-        self._real = real
-        self._positions = positions  # of the token to come, [row]
-        self._cache = cache
+        """Sample the first token of each row."""
+        self._model = model
+        self._uniform = uniform
+        self._temperature = sampling.temperature
+        self._is_stop = is_stop
+        self._out = out
+        self._sequences = DecodingSequences(prefix, sampling.samples_per_query, uniform.shape[1])
+        self._at = torch.zeros(1, dtype=torch.long, device=uniform.device)  # of the token to come
+        self._rows = torch.arange(len(uniform), device=uniform.device)
+        self._recording = Recording(self._pass, uniform.device)
+        # All samples of a query share its first distribution: [query, sample] -> [row]
+        first = uniform[:, 0].view(-1, sampling.samples_per_query)
+        token, log_mu = pick(raw_logits(model, prefix.states), first, self._temperature)
+        self._token = token.flatten()
+        self._done = torch.zeros_like(self._token, dtype=torch.bool)
+        self._note(self._token, log_mu.flatten())
 
-    @classmethod
-    def start(
-        cls,
-        prompts: Sequence[np.ndarray],
-        samples: int,
-        prompt_cache: DynamicCache,
-        tokens: int,
-        device: torch.device,
-    ) -> "_Live":
-        """Copy the cache of each prompt to its samples."""
-        lengths = np.array([len(prompt) for prompt in prompts])
-        longest = int(lengths.max())
-        query_of_row = np.repeat(np.arange(len(prompts)), samples)
-        at = to_device(query_of_row, device)
-        layers = [
-            _InPlaceLayer(layer.keys, layer.values, longest).take(at, longest + tokens)
-            for layer in prompt_cache.layers
-        ]
-        real = None
-        if lengths.min() < longest:
-            padded = np.arange(longest + tokens) >= longest - lengths[query_of_row][:, None]
-            real = to_device(padded, device)
-        positions = to_device(lengths[query_of_row], device)
-        return cls(torch.arange(len(at), device=device), real, positions, Cache(layers=layers))
+    def append_token(self) -> None:
+        """Append one token to each row."""
+        self._recording.run((len(self._rows), self._sequences.visible))
+        self._sequences.advance()
 
-    def step(
-        self, model: PreTrainedModel, token: Int[Tensor, " row"]
-    ) -> Float[Tensor, "row width"]:
-        """Append one token to each row and return the states that predict the next."""
-        mask = None
-        if self._real is not None:
-            held = self._cache.get_seq_length() + 1
-            mask = attention_mask(model, self._real[:, :held], queries=1)
-        hidden = hidden_states(
-            model,
-            token.unsqueeze(1),
-            positions=self._positions.unsqueeze(1),
-            mask=mask,
-            cache=self._cache,
-        )
-        self._positions = self._positions + 1
-        return hidden.squeeze(1)
+    def drop_finished(self, live_share: float) -> bool:
+        """Drop finished rows if they are many; return whether any is unfinished."""
+        live = torch.nonzero(~self._done).squeeze(1)  # waits for the device
+        if 0 < len(live) <= live_share * len(self._rows):
+            self._rows, self._done, self._token = (
+                part[live] for part in (self._rows, self._done, self._token)
+            )
+            self._sequences.keep(live)
+        return len(live) > 0
 
-    def keep(self, rows: Int[Tensor, " row"]) -> None:
-        """Drop all rows but the given ones."""
-        self.rows, self.done = self.rows[rows], self.done[rows]
-        self._positions = self._positions[rows]
-        self._real = None if self._real is None else self._real[rows]
-        layers = [layer.take(rows, layer.keys.shape[2]) for layer in self._cache.layers]
-        self._cache = Cache(layers=layers)
+    def _pass(self) -> None:
+        """Compute one pass; all that changes is changed in place, and nothing is read back."""
+        hidden = packed_states(
+            self._model, self._token.unsqueeze(0), self._sequences.positions(), self._sequences
+        )[0]
+        numbers = self._uniform[self._rows, self._at].unsqueeze(1)
+        token, log_mu = pick(raw_logits(self._model, hidden), numbers, self._temperature)
+        self._sequences.end_pass()
+        self._token.copy_(token.squeeze(1))
+        self._note(self._token, log_mu.squeeze(1))
 
-
-def _pick(
-    scores: Float[Tensor, "group vocabulary"],
-    uniform: Float[Tensor, "group sample"],
-    temperature: float,
-) -> tuple[Int[Tensor, "group sample"], Float[Tensor, "group sample"]]:
-    """Return tokens and their log-probabilities, by inverting the cumulative distribution."""
-    if temperature == 0:
-        log_probs = scores.log_softmax(dim=-1)
-        token = scores.argmax(dim=-1, keepdim=True).expand(uniform.shape)
-    else:
-        log_probs = (scores / temperature).log_softmax(dim=-1)
-        cumulative = log_probs.exp().cumsum(dim=-1)
-        # The product stays below the last entry, so a token without probability is never found.
-        token = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
-        token = token.clamp(max=scores.shape[1] - 1)  # a diverged policy's NaN is found nowhere
-    return token, log_probs.gather(1, token)
+    def _note(self, token: Int[Tensor, " row"], log_mu: Float[Tensor, " row"]) -> None:
+        self._out.tokens[self._rows, self._at] = token
+        self._out.log_mu[self._rows, self._at] = log_mu
+        self._done |= self._is_stop[token]
+        self._at += 1

@@ -10,6 +10,7 @@ from tba.actor_learner import ActorLearner
 from tba.annotations import Annotations, SearchTools, annotators
 from tba.config import Config
 from tba.engines.base import Sampling
+from tba.engines.linears import quicken
 from tba.engines.torch_engine import TorchEngine
 from tba.objectives import load_objective
 from tba.pace import NO_ROUND, Lane, searches_per_round
@@ -46,6 +47,7 @@ def open_lane(
     config = plan.config
     dtype = getattr(torch, config.search.dtype)
     policy = load_policy(plan.model_folder, config.model, device=torch.device(device), dtype=dtype)
+    quicken(policy.model, config.search.precision)
     reference = load_policy(
         plan.model_folder, config.model, device=torch.device(device), dtype=dtype
     )

@@ -1,0 +1,83 @@
+import copy
+
+import pytest
+import torch
+from transformers.pytorch_utils import Conv1D
+
+from tba.engines.linears import QuickLinear, _int8_by_row, _maker, quicken, refresh
+from tba.errors import ConfigError
+from tiny_models import FAMILIES, tiny_model
+
+CPU = torch.device("cpu")
+ERRORS = {"bfloat16": 0.01, "int8": 0.03}
+"""Standard deviation of the error over that of the result."""
+
+
+def _error(found, expected):
+    return ((found.float() - expected).std() / expected.std()).item()
+
+
+@pytest.mark.parametrize("rows", [1, 8, 40])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("precision", ERRORS)
+def test_products_are_near_those_in_float32(precision, bias, rows):
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(64, 96, bias=bias)
+    states = torch.randn(1, rows, 64)
+    expected = layer(states).detach()
+    quick = QuickLinear(layer.to(torch.bfloat16), _maker(CPU, precision))
+    with torch.no_grad():
+        found = quick(states.bfloat16())
+    assert found.dtype == torch.bfloat16
+    assert found.shape == (1, rows, 96)
+    assert _error(found, expected) < ERRORS[precision]
+
+
+@pytest.mark.parametrize("rows", [3, 20])
+def test_the_form_for_gpus_rounds_each_row_by_itself(rows):
+    torch.manual_seed(0)
+    weight, bias = torch.randn(96, 64), torch.randn(96)
+    states = torch.randn(rows, 64) * torch.logspace(-3, 3, rows)[:, None]
+    found = _int8_by_row(weight)(states, bias)
+    for row in range(rows):
+        assert _error(found[row] - bias, states[row] @ weight.T) < ERRORS["int8"]
+
+
+def test_gpt2s_transposed_layers_are_understood():
+    torch.manual_seed(0)
+    layer = Conv1D(96, 64)
+    states = torch.randn(5, 64)
+    expected = layer(states).detach()
+    quick = QuickLinear(layer, _maker(CPU, "int8"))
+    with torch.no_grad():
+        assert _error(quick(states), expected) < ERRORS["int8"]
+    torch.testing.assert_close(quick(states), expected)  # with gradient: the weights themselves
+
+
+@pytest.mark.parametrize("precision", ERRORS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_keep_names_and_are_published_to(family, precision):
+    model, donor = (tiny_model(family, seed).to(torch.bfloat16) for seed in (0, 1))
+    names = [name for name, _ in model.named_parameters()]
+    quick = quicken(copy.deepcopy(model), precision)
+    assert [name for name, _ in quick.named_parameters()] == names
+    ids = torch.arange(2, 9)[None]
+    with torch.no_grad():
+        before = quick(input_ids=ids).logits
+        for name, weight in quick.named_parameters():
+            weight.copy_(dict(donor.named_parameters())[name])
+        refresh(quick)
+        after = quick(input_ids=ids).logits
+        fresh = quicken(donor, precision)(input_ids=ids).logits
+    assert torch.equal(after, fresh)
+    assert not torch.equal(after, before)
+
+
+def test_float32_is_left_as_it_is():
+    model = tiny_model("llama")
+    assert not any(isinstance(m, QuickLinear) for m in quicken(model, "float32").modules())
+
+
+def test_float8_on_a_cpu_is_refused():
+    with pytest.raises(ConfigError, match=r"search\.precision is float8, but .* cpu has no 8-bit"):
+        quicken(tiny_model("llama"), "float8")
