@@ -100,6 +100,11 @@ class Work:
 def make_work(shape: Shape, folder: Path, precision: str, device: str) -> Work:
     """Load the model and draw a batch."""
     policy = load_policy(folder, ModelConfig(), device=torch.device(device), dtype=torch.float32)
+    return draw_batch(policy, shape, precision)
+
+
+def draw_batch(policy: Policy, shape: Shape, precision: str) -> Work:
+    """Draw a batch of random tokens for a policy."""
     rng = np.random.default_rng(0)
     vocabulary = policy.model.config.vocab_size
 
