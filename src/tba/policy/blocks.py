@@ -16,7 +16,7 @@ import numpy as np
 
 from tba.records import Bool, Int64
 
-_SEGMENT = 256
+_SEGMENT = 128
 """Tokens of a row in one block."""
 
 _NARROW = 16
