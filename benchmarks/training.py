@@ -331,6 +331,13 @@ def line(arguments: argparse.Namespace, shape: str, precision: str, folder: Path
     return "| " + " | ".join(cells) + " |"
 
 
+def titles(memory: bool) -> list[str]:
+    """Return the heads of the table's columns."""
+    found = ["shape", "precision", *(f"{name} tokens/s" for name in METHODS)]
+    found += [f"packed / {name}" for name in METHODS[1:]]
+    return found + [f"{name} MiB" for name in METHODS[:3]] if memory else found
+
+
 def main() -> None:
     """Print the table, or the memory of one pass."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -360,22 +367,11 @@ def main() -> None:
             work = make_work(SHAPES[shapes[0]], folder(shapes[0]), precisions[0], arguments.device)
             print(peak_bytes(work, arguments.peak_of))
             return
-        print(*HEAD, sep="\n")
+        print("| " + " | ".join(titles(arguments.memory)) + " |")
+        print("|---" * len(titles(arguments.memory)) + "|")
         for shape in shapes:
             for precision in precisions:
                 print(line(arguments, shape, precision, folder(shape)), flush=True)
-
-
-HEAD = (
-    "| shape | precision | "
-    + " | ".join(f"{name} tokens/s" for name in METHODS)
-    + " | "
-    + " | ".join(f"packed / {name}" for name in METHODS[1:])
-    + " | "
-    + " | ".join(f"{name} MiB" for name in METHODS[:3])
-    + " |",
-    "|---" * (2 + 3 * len(METHODS) - 2) + "|",
-)
 
 
 if __name__ == "__main__":
