@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from tba.policy import blocks
 from tba.policy.blocks import Group, plan_blocks
 
 
@@ -53,14 +54,25 @@ def test_a_window_hides_what_is_that_far_back_in_prompt_and_row():
     np.testing.assert_array_equal(~hidden, visible)
 
 
+def test_a_block_of_several_rows_has_a_bounded_number_of_scores(monkeypatch):
+    monkeypatch.setattr(blocks, "_MOST_SCORES", 50_000)
+    groups, _ = _groups()
+    planned = plan_blocks(groups, 2**40)
+    for block in planned:
+        scores = block.token.size * (block.own.shape[2] + block.prefix.shape[1])
+        assert scores <= 50_000 or block.token.shape[:2] == (1, 1)
+    real = [block.token[block.real] for block in planned]
+    assert len(np.unique(np.concatenate(real))) == sum(group.row_length.sum() for group in groups)
+
+
 def test_costly_blocks_are_few_and_cheap_ones_hold_little_padding():
     groups, _ = _groups()
 
     def scores(overhead):
-        blocks = plan_blocks(groups, overhead)
-        padded = sum(b.token.size * (b.own.shape[2] + b.prefix.shape[1]) for b in blocks)
-        needed = sum(b.real.sum() * (b.own.shape[2] + b.prefix.shape[1]) for b in blocks)
-        return len(blocks), padded / needed
+        planned = plan_blocks(groups, overhead)
+        padded = sum(b.token.size * (b.own.shape[2] + b.prefix.shape[1]) for b in planned)
+        needed = sum(b.real.sum() * (b.own.shape[2] + b.prefix.shape[1]) for b in planned)
+        return len(planned), padded / needed
 
     (many, little), (few, much) = scores(0), scores(2**40)
     assert many > 3 * few
