@@ -1,7 +1,7 @@
 """Attention over blocks of packed tokens, by matrix products that share a prompt among its rows.
 
-Scores and softmax are float32, the weighted sums have the precision of the values. The samples of a
-query and the heads of a group are folded into the rows of one product, so that no key is copied.
+All is float32, whose products are as fast here as those of bfloat16. The samples of a query and the
+heads of a group are folded into the rows of one product, so that no key is copied for any of them.
 The backward pass computes the softmax again, so nothing of the size of the scores is kept. GPUs
 have fused kernels for that, which want a copy of the prompt's keys for each row.
 
@@ -77,11 +77,6 @@ class _Keys:
     """[prompt * group * row, own, width]."""
     prefix: Tensor | None
     """[prompt * group, prefix, width]."""
-
-    def to(self, dtype: torch.dtype) -> "_Keys":
-        """Return the same in another precision."""
-        prefix = None if self.prefix is None else self.prefix.to(dtype)
-        return _Keys(self.own.to(dtype), prefix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,49 +196,36 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(query, key, value)
         ctx.index, ctx.scale = index, scale
+        queries, keys, values = query.float() * scale, key.float(), value.float()
         parts = []
         for block in index.blocks:
-            rows = block.rows_of(query).float().mul_(scale)
-            weights = _softmax(block, rows, block.keys_of(key).to(torch.float32))
-            parts.append(_weighted(block, weights.to(value.dtype), block.keys_of(value)))
-        return index.in_order(parts)
+            weights = _softmax(block, block.rows_of(queries), block.keys_of(keys))
+            parts.append(_weighted(block, weights, block.keys_of(values)))
+        return index.in_order(parts).to(value.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value = ctx.saved_tensors
-        totals = [torch.zeros_like(vectors, dtype=torch.float32) for vectors in (key, value)]
         with torch.autocast(query.device.type, enabled=False):
-            parts = [
-                _backward(block, ctx.scale, (query, key, value), gradient, totals)
-                for block in ctx.index.blocks
-            ]
+            queries, keys, values = query.float() * ctx.scale, key.float(), value.float()
+            above = gradient.float()
+            of_key, of_value = torch.zeros_like(keys), torch.zeros_like(values)
+            parts = []
+            for block in ctx.index.blocks:
+                own = block.rows_of(above)
+                if block.padding is not None:
+                    own.index_fill_(0, block.padding, 0.0)
+                rows, seen = block.rows_of(queries), block.keys_of(keys)
+                weights = _softmax(block, rows, seen)
+                _add_weighted(block, of_value, weights, own)
+                of_weights = _products(block, own, block.keys_of(values))
+                of_scores = torch.ops.aten._softmax_backward_data(
+                    of_weights, weights, -1, torch.float32
+                )
+                _add_weighted(block, of_key, of_scores, rows)
+                parts.append(_weighted(block, of_scores, seen))
             of_query = ctx.index.in_order(parts).mul_(ctx.scale)
-        of_key, of_value = totals
         return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype), None, None
-
-
-def _backward(
-    block: BlockIndex,
-    scale: float,
-    vectors: tuple[Tensor, Tensor, Tensor],
-    gradient: Tensor,
-    totals: list[Tensor],
-) -> Tensor:
-    """Add a block's gradient to those of keys and values; return its queries', not yet scaled."""
-    query, key, value = vectors
-    of_key, of_value = totals
-    low = value.dtype
-    rows, keys = block.rows_of(query).float().mul_(scale), block.keys_of(key)
-    above = block.rows_of(gradient)
-    if block.padding is not None:
-        above.index_fill_(0, block.padding, 0.0)
-    weights = _softmax(block, rows, keys.to(torch.float32))
-    _add_weighted(block, of_value, weights.to(low), above)
-    of_weights = _products(block, above.float(), block.keys_of(value).to(torch.float32))
-    of_scores = torch.ops.aten._softmax_backward_data(of_weights, weights, -1, torch.float32)
-    of_scores = of_scores.to(low)
-    _add_weighted(block, of_key, of_scores, rows.to(low))
-    return _weighted(block, of_scores, keys.to(low))
 
 
 def _products(block: BlockIndex, rows: Tensor, keys: _Keys) -> Tensor:
@@ -285,9 +267,9 @@ def _add_weighted(block: BlockIndex, total: Tensor, weights: Tensor, rows: Tenso
     """Add to every key the weighted sum of the rows that attend to it."""
     own = block.bias.shape[-1]
     of_own = torch.bmm(weights[..., -own:].mT, block.by_row(rows))
-    total.index_add_(0, block.own, of_own.flatten(0, 1).float())
+    total.index_add_(0, block.own, of_own.flatten(0, 1))
     if block.prefix is not None:
         above = block.by_prompt(rows)
         by_prompt = weights.view(len(above), -1, weights.shape[-1])
         of_prefix = torch.bmm(by_prompt[..., :-own].mT, above)
-        total.index_add_(0, block.prefix, of_prefix.flatten(0, 1).float())
+        total.index_add_(0, block.prefix, of_prefix.flatten(0, 1))

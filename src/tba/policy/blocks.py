@@ -16,8 +16,11 @@ import numpy as np
 
 from tba.records import Bool, Int64
 
-_SEGMENT = 256
+_SEGMENT = 128
 """Tokens of a row in one block."""
+
+_MOST_SCORES = 2**20
+"""Scores of one head in a block of several rows; what is computed of them is of bounded size."""
 
 _NARROW = 16
 """Rows shorter than this are laid side by side: products and softmax are slow over fewer keys."""
@@ -89,28 +92,38 @@ def plan_blocks(groups: Sequence[Group], overhead: int) -> list[Block]:
         groups: Some may have no rows.
         overhead: What one more block costs, in scores of one head.
     """
-    blocks: list[Block] = []
-    for alike in _alike([group for group in groups if len(group.row_start)], overhead):
-        rows = max(len(group.row_start) for group in alike)
-        start, length = (np.zeros((len(alike), rows), dtype=np.int64) for _ in range(2))
-        for at, group in enumerate(alike):
-            start[at, : len(group.row_start)] = group.row_start
-            length[at, : len(group.row_start)] = group.row_length
-        prefix_length = np.array([group.prefix_length for group in alike])
-        place = np.arange(prefix_length.max())
-        prefix_start = np.array([group.prefix_start for group in alike])[:, None]
-        prefix = np.where(place < prefix_length[:, None], prefix_start + place, 0)
-        for ranks in _ranks(length.max(axis=0), len(place), overhead / len(alike)):
-            for begin, end in _segments(int(length[:, ranks.start].max())):
-                kept = slice(ranks.start, ranks.start + _reach(length[:, ranks], begin))
-                blocks.append(
-                    _block(start[:, kept], length[:, kept], begin, end, prefix, prefix_length)
-                )
-    return blocks
+    with_rows = [group for group in groups if len(group.row_start)]
+    return [
+        block
+        for alike in _alike(with_rows, overhead)
+        for block in _blocks_of(alike, overhead / len(alike))
+    ]
+
+
+def _blocks_of(alike: list[Group], overhead: float) -> Iterator[Block]:
+    """Yield blocks of groups that go together."""
+    rows = max(len(group.row_start) for group in alike)
+    start, length = (np.zeros((len(alike), rows), dtype=np.int64) for _ in range(2))
+    for at, group in enumerate(alike):
+        start[at, : len(group.row_start)] = group.row_start
+        length[at, : len(group.row_start)] = group.row_length
+    prefix_length = np.array([group.prefix_length for group in alike])
+    place = np.arange(prefix_length.max())
+    prefix_start = np.array([group.prefix_start for group in alike])[:, None]
+    prefix = np.where(place < prefix_length[:, None], prefix_start + place, 0)
+    longest = length.max(axis=0)  # [rank]
+    for ranks in _ranks(longest, len(place), overhead):
+        for begin, end in _segments(int(longest[ranks.start])):
+            last = ranks.start + int((longest[ranks] > begin).sum())
+            of_rank = len(alike) * (end - begin) * (len(place) + end)
+            step = max(1, _MOST_SCORES // of_rank)
+            for first in range(ranks.start, last, step):
+                kept = slice(first, min(first + step, last))
+                yield _block(start[:, kept], length[:, kept], begin, end, prefix, prefix_length)
 
 
 def _alike(groups: list[Group], overhead: int) -> Iterator[list[Group]]:
-    """Put small groups of similar shape together, at most doubling what is computed."""
+    """Put small groups of similar shape together, so far as padding costs less than more blocks."""
 
     def cost(members: list[Group]) -> int:
         rows, longest, prefix = (
@@ -127,7 +140,7 @@ def _alike(groups: list[Group], overhead: int) -> Iterator[list[Group]]:
     spent = 0
     for group in groups:
         alone, together = cost([group]), cost([*chosen, group])
-        if chosen and together > spent + alone + overhead:
+        if chosen and together > min(spent + alone + overhead, _MOST_SCORES):
             yield chosen
             chosen, together = [], alone
         chosen = [*chosen, group]
@@ -165,11 +178,6 @@ def _segments(longest: int) -> Iterator[tuple[int, int]]:
     count = -(-longest // _SEGMENT)
     bounds = [longest * at // count for at in range(count + 1)]
     yield from pairwise(bounds)
-
-
-def _reach(length: Int64, begin: int) -> int:
-    """Return how many ranks have a row longer than `begin`."""
-    return int((length.max(axis=0) > begin).sum())
 
 
 def _block(

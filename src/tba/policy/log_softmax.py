@@ -81,12 +81,13 @@ class _LogSoftmaxAt(torch.autograd.Function):
     def backward(ctx: Any, of_token: Tensor, of_stop: Tensor) -> tuple[Tensor, None, None]:
         logits, total = ctx.saved_tensors
         chosen, temperature = ctx.chosen, ctx.temperature
-        of_state = torch.zeros_like(total).index_add_(0, chosen.state, of_token + of_stop)
+        of_state = torch.zeros_like(total).index_add_(0, chosen.state, of_token)
         of_stops = None
         if len(chosen.stops):  # of the stop tokens' logits, besides what all logits get
             among = (logits[:, chosen.stops].float() / temperature).softmax(-1)
             weight = torch.zeros_like(total).index_add_(0, chosen.state, of_stop)
             of_stops = among * weight[:, None]
+            of_state += weight
         for start, (first, last) in zip(
             range(0, len(logits), chosen.strip), pairwise(chosen.bounds), strict=True
         ):

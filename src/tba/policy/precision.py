@@ -3,8 +3,8 @@
 import torch
 from transformers import PreTrainedModel
 
-_SMALLEST = 10_000_000
-"""Parameters from which on bfloat16 pays on a CPU; below, casting the weights costs more."""
+_SMALLEST = 2_000_000
+"""Parameters from which on bfloat16 is used on a CPU: it gains little below."""
 
 
 def autocast_dtype(precision: str, model: PreTrainedModel) -> torch.dtype | None:
