@@ -284,8 +284,9 @@ class LocalRuntime:
             return
 
     def _hand_on(self, deliveries: list[tuple[LaneProcess, Delivery]]) -> None:
-        batches = [from_bytes(delivery.payload) for _, delivery in deliveries]
-        self._rollouts.append_all(batches)
+        payloads = [delivery.payload for _, delivery in deliveries]
+        batches = [from_bytes(payload) for payload in payloads]
+        self._rollouts.append_all(payloads)
         with self._arrival:
             self._arrived += batches
             for lane, delivery in deliveries:
