@@ -44,7 +44,7 @@ def _delivery(
     rng: np.random.Generator, query: np.ndarray, shape: Shape, version: int
 ) -> pa.RecordBatch:
     rows = len(query)
-    tokens = rng.integers(0, 2**31, rows * shape.response, dtype=np.int32)
+    tokens = rng.integers(0, 12, rows * shape.response, dtype=np.int32)
     log_prob = -rng.random(rows * shape.response, dtype=np.float32)
     columns = {
         "query_id": query,
