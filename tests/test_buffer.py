@@ -266,7 +266,7 @@ def test_a_rebuild_from_the_log_draws_the_same_batches(tmp_path):
         assert_same_batch(draw(buffer, seed, **bounds), draw(rebuilt, seed, **bounds))
 
 
-@pytest.mark.parametrize("recent", [3, 300])  # few or most of the queries are within both bounds
+@pytest.mark.parametrize("recent", [3, 90, 300])  # of 400 queries
 def test_bounds_leave_the_queries_that_a_scan_finds(recent):
     rng = np.random.default_rng(recent)
     buffer = filled(*(t for q in range(400) for t in distinct(q, 2, version=q)))
@@ -281,8 +281,7 @@ def test_bounds_leave_the_queries_that_a_scan_finds(recent):
             drawable = {q for q in range(400) if any(map(all, zip(new[q], free[q], strict=True)))}
             assert len(found) == len(set(found)), "each is as likely as any other"
             assert set(found) >= drawable
-            if oldest is None or uses is None or recent == 3:
-                assert set(found) == drawable
+            assert len(found) <= 6 * len(drawable), "trying them at random is quick"
 
 
 def versions_of(buffer, slots):

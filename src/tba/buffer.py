@@ -12,6 +12,7 @@ rebuilds it exactly; `state` holds the rest (uses, refreshed reference log-proba
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tba.columns import Growing, last_of_each, occurrences, places_among, ranges
-from tba.recency import Groups, Members, Recency, Recent
+from tba.recency import Groups, Members, Recency, Recent, good_part
 from tba.records import Float32, Int32, Int64
 from tba.run.rollouts import flatten
 from tba.slots import SLOT, read_slots
@@ -37,7 +38,6 @@ _QUERY = np.dtype(
     ],
     align=True,
 )
-_PROBES = 32  # queries looked at to estimate how many are within both bounds
 _COMPACT_FROM = 4_096  # dead tokens; below, moving the living ones is not worth it
 
 
@@ -159,30 +159,35 @@ class ReplayBuffer:
     def eligible(self, oldest_version: int | None, max_uses: int | None) -> Sequence[int] | Int64:
         """Return the queries that may have a sample this new, used in fewer batches than that.
 
-        One bound alone takes no look at the queries, and both do so only where few of those within
-        the one are within the other; where many are, some are returned that have no such sample.
+        Where a good part of the queries has one, some are returned that have none, so that no list
+        of them need be made; of the rest no more are looked at than one of the bounds leaves.
         """
-        if oldest_version is None and max_uses is None:
-            return range(self._queries.size)
+        fits = partial(self._within, oldest_version, max_uses)
+        queries = range(self._queries.size)
+        if not queries or good_part(queries, fits):
+            return queries
         within = []
         if oldest_version is not None:
             within.append(Members(self._recency.queries.from_key(oldest_version)))
         if max_uses is not None:
             within.append(Members(self._by_use.below_key(max_uses)))
         fewest = min(within, key=len)
-        if oldest_version is None or max_uses is None or not fewest:
-            return fewest
-
-        def fits(numbers: Int64) -> NDArray[np.bool_]:
-            queries = self._queries.data[numbers]
-            new = queries["newest_version"] >= oldest_version
-            return new & (queries["least_uses"] < max_uses)
-
-        probes = [fewest[i * len(fewest) // _PROBES] for i in range(_PROBES)]
-        if fits(np.array(probes)).mean() > 0.25:
+        if len(within) < 2 or good_part(fewest, fits):
             return fewest
         numbers = fewest.all()
         return numbers[fits(numbers)]
+
+    def _within(
+        self, oldest_version: int | None, max_uses: int | None, numbers: Int64
+    ) -> NDArray[np.bool_]:
+        """Say which queries have a sample within each bound, not always the same one."""
+        queries = self._queries.data
+        fits = np.ones(len(numbers), dtype=np.bool_)
+        if oldest_version is not None:
+            fits &= queries["newest_version"][numbers] >= oldest_version
+        if max_uses is not None:
+            fits &= queries["least_uses"][numbers] < max_uses
+        return fits
 
     def count_use(self, slots: NDArray[Any]) -> None:
         """Note that one more batch contains these slots."""

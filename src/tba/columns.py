@@ -67,7 +67,7 @@ def occurrences(*columns: NDArray[Any]) -> Int64:
     ends = np.zeros(len(order), dtype=np.bool_)
     for column in columns:
         ends |= _ends_of_runs(column[order])
-    run = np.cumsum(ends) - ends
+    run: Int64 = np.cumsum(ends) - ends
     counts = np.empty(len(order), dtype=np.int64)
     counts[order] = np.bincount(run)[run] if len(order) else 0
     return counts

@@ -8,7 +8,7 @@ and to pick one of them the logarithm of it, however many queries there are.
 from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -16,6 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tba.records import Int64
+
+_PROBES = 32
+_GOOD_PART = 0.25
 
 
 class Members(Sequence[int]):
@@ -108,6 +111,14 @@ class Groups:
         if not group:
             del self._groups[key]
             del self._keys[bisect_left(self._keys, key)]
+
+
+def good_part(queries: Sequence[int], fits: Callable[[Int64], NDArray[np.bool_]]) -> bool:
+    """Guess from a few of the queries whether so many fit that trying them at random is quick."""
+    if not queries:
+        return False
+    probes = [queries[i * len(queries) // _PROBES] for i in range(_PROBES)]
+    return bool(fits(np.array(probes)).mean() > _GOOD_PART)
 
 
 class Recency:
