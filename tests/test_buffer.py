@@ -266,6 +266,28 @@ def test_a_rebuild_from_the_log_draws_the_same_batches(tmp_path):
         assert_same_batch(draw(buffer, seed, **bounds), draw(rebuilt, seed, **bounds))
 
 
+@pytest.mark.parametrize("recent", [3, 90, 300])  # of 400 queries
+def test_bounds_leave_the_queries_that_a_scan_finds(recent):
+    rng = np.random.default_rng(recent)
+    buffer = filled(*(t for q in range(400) for t in distinct(q, 2, version=q)))
+    for _ in range(150):
+        draw(buffer, seed=int(rng.integers(99)), max_staleness=recent)
+    slots = [buffer.samples(number) for number in range(400)]
+    for oldest in (None, 400 - recent):
+        for uses in (None, 1, 3):
+            found = buffer.eligible(oldest, uses)
+            new = [[oldest is None or v >= oldest for v in versions_of(buffer, s)] for s in slots]
+            free = [[uses is None or u < uses for u in buffer.field("uses", s)] for s in slots]
+            drawable = {q for q in range(400) if any(map(all, zip(new[q], free[q], strict=True)))}
+            assert len(found) == len(set(found)), "each is as likely as any other"
+            assert set(found) >= drawable
+            assert len(found) <= 6 * len(drawable), "trying them at random is quick"
+
+
+def versions_of(buffer, slots):
+    return buffer.field("policy_version", slots)
+
+
 class BufferMachine(RuleBasedStateMachine):
     """Compare the buffer with a dict of lists: query_id -> [tokens, reward, version, uses, found].
 

@@ -2,9 +2,9 @@ import numpy as np
 
 from tba.columns import (
     Growing,
-    is_among,
     last_of_each,
     occurrences,
+    places_among,
     ranges,
     sequence_keys,
 )
@@ -36,12 +36,11 @@ def test_the_last_of_each_key_is_found_in_order():
 def test_occurrences_count_each_rows_key_also_of_several_columns():
     assert occurrences(np.array([5, 3, 5, 9, 5])).tolist() == [3, 1, 3, 1, 3]
     assert occurrences(np.empty(0, np.uint64)).tolist() == []
-    pairs = np.array([(1, 2), (1, 3), (1, 2), (2, 2)], dtype=[("key", "u8"), ("version", "i4")])
-    assert occurrences(pairs).tolist() == [2, 1, 2, 1]
+    assert occurrences(np.array([1, 1, 1, 2]), np.array([2, 3, 2, 2])).tolist() == [2, 1, 2, 1]
 
 
 def test_membership_and_ranges():
-    assert is_among(np.array([4, 2]), np.array([1, 2, 3, 4, 5])).tolist() == [0, 1, 0, 1, 0]
+    assert places_among(np.array([4, 2]), np.array([1, 2, 3, 4, 5])).tolist() == [-1, 1, -1, 0, -1]
     assert ranges(np.array([7, 0, 3]), np.array([2, 0, 3])).tolist() == [7, 8, 3, 4, 5]
     assert ranges(np.empty(0, int), np.empty(0, int)).tolist() == []
 

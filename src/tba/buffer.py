@@ -12,6 +12,7 @@ rebuilds it exactly; `state` holds the rest (uses, refreshed reference log-proba
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,29 +20,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tba.columns import Growing, is_among, last_of_each, occurrences, ranges, sequence_keys
-from tba.recency import Recency, Recent
-from tba.records import FinishReason, Float32, Int32, Int64, Outcome
+from tba.columns import Growing, last_of_each, occurrences, places_among, ranges
+from tba.recency import Groups, Members, Recency, Recent, good_part
+from tba.records import Float32, Int32, Int64
 from tba.run.rollouts import flatten
+from tba.slots import SLOT, read_slots
 
 _TOKEN = [("token", "i4"), ("log_mu", "f4"), ("log_ref", "f4")]  # and the extras
-_SLOT = np.dtype(
-    [
-        ("key", "u8"),  # hash of query and tokens
-        ("arrival", "i8"),  # position among all trajectories ever added, excluded ones included
-        ("start", "i8"),  # in the token arena
-        ("length", "i4"),
-        ("query", "i4"),  # the query's number in order of first arrival; -1: the slot is free
-        ("policy_version", "i4"),
-        ("reference_version", "i4"),
-        ("uses", "i4"),  # batches in which it occurred
-        ("found", "i4"),  # how often the policy version that found it last has found it
-        ("reward", "f4"),
-        ("finished", "?"),
-        ("refreshed", "?"),  # log_ref is no longer the logged one
-    ],
-    align=True,
-)
 _QUERY = np.dtype(
     [
         ("query_id", "i8"),
@@ -53,8 +38,6 @@ _QUERY = np.dtype(
     ],
     align=True,
 )
-_LOGGED = ["query_id", "prompt_ids", "tokens", "log_mu", "log_ref", "reward", "finish_reason"]
-_LOGGED += ["policy_version", "reference_version", "extras"]
 _COMPACT_FROM = 4_096  # dead tokens; below, moving the living ones is not worth it
 
 
@@ -90,12 +73,13 @@ class ReplayBuffer:
         self._tokens = Growing(np.dtype([*_TOKEN, *((name, "f4") for name in extras)]))
         self._dead_tokens = 0
         self._prompts = Growing(np.int32)
-        self._slots = Growing(_SLOT)
+        self._slots = Growing(SLOT)
         self._free = array("q")
         self._queries = Growing(_QUERY)
         self._number_of = np.empty(0, dtype=np.int32)  # by query_id; -1: never seen
         self._index = np.empty((0, 1), dtype=np.int32)  # [query, sample] -> slot
         self._recency = Recency()
+        self._by_use = Groups()  # queries by the least use among their samples
 
     def __len__(self) -> int:
         """Return how many samples can be drawn."""
@@ -116,7 +100,8 @@ class ReplayBuffer:
         """Memory held, in bytes."""
         tables = (self._tokens, self._prompts, self._slots, self._queries)
         arrays = sum(table.data.nbytes for table in tables)
-        return arrays + self._number_of.nbytes + self._index.nbytes + self._recency.nbytes
+        groups = self._recency.queries.nbytes + self._by_use.nbytes
+        return arrays + self._number_of.nbytes + self._index.nbytes + groups
 
     def add(self, batch: pa.RecordBatch, *, version_ceiling: int | None = None) -> AddResult:
         """Add scored trajectories (a batch of the rollout log); the newest of equal ones wins.
@@ -126,16 +111,16 @@ class ReplayBuffer:
         future gets the version -1, that of no reference.
         """
         arrived = self.kept + self.duplicate + self.excluded
-        scored, rows = _read_slots(batch, arrived)
+        scored, rows = read_slots(batch, arrived)
         excluded = batch.num_rows - len(rows)
         if version_ceiling is not None:
             np.minimum(rows["policy_version"], version_ceiling, out=rows["policy_version"])
             rows["refreshed"] = rows["reference_version"] > version_ceiling
             rows["reference_version"][rows["refreshed"]] = -1
-        rows["found"] = occurrences(rows[["key", "policy_version"]])
         latest = last_of_each(rows["key"])
         duplicate = len(rows) - len(latest)
         if duplicate:
+            rows["found"] = occurrences(rows["key"], rows["policy_version"])
             scored, rows = scored.take(pa.array(latest)), rows[latest]
         if len(rows):
             rows["query"] = self._numbers(scored)
@@ -174,17 +159,35 @@ class ReplayBuffer:
     def eligible(self, oldest_version: int | None, max_uses: int | None) -> Sequence[int] | Int64:
         """Return the queries that may have a sample this new, used in fewer batches than that.
 
-        Looks at every query when there is a bound, at none without.
+        Where a good part of the queries has one, some are returned that have none, so that no list
+        of them need be made; of the rest no more are looked at than one of the bounds leaves.
         """
-        queries = self._queries.rows
-        if oldest_version is None and max_uses is None:
-            return range(len(queries))
-        fits = np.ones(len(queries), dtype=np.bool_)
+        fits = partial(self._within, oldest_version, max_uses)
+        queries = range(self._queries.size)
+        if not queries or good_part(queries, fits):
+            return queries
+        within = []
         if oldest_version is not None:
-            fits &= queries["newest_version"] >= oldest_version
+            within.append(Members(self._recency.queries.from_key(oldest_version)))
         if max_uses is not None:
-            fits &= queries["least_uses"] < max_uses
-        return np.flatnonzero(fits)
+            within.append(Members(self._by_use.below_key(max_uses)))
+        fewest = min(within, key=len)
+        if len(within) < 2 or good_part(fewest, fits):
+            return fewest
+        numbers = fewest.all()
+        return numbers[fits(numbers)]
+
+    def _within(
+        self, oldest_version: int | None, max_uses: int | None, numbers: Int64
+    ) -> NDArray[np.bool_]:
+        """Say which queries have a sample within each bound, not always the same one."""
+        queries = self._queries.data
+        fits = np.ones(len(numbers), dtype=np.bool_)
+        if oldest_version is not None:
+            fits &= queries["newest_version"][numbers] >= oldest_version
+        if max_uses is not None:
+            fits &= queries["least_uses"][numbers] < max_uses
+        return fits
 
     def count_use(self, slots: NDArray[Any]) -> None:
         """Note that one more batch contains these slots."""
@@ -250,6 +253,7 @@ class ReplayBuffer:
         assert (np.diff(occupied) > 0).all(), "no two samples share tokens"
         assert len(occupied) + self._dead_tokens == self._tokens.size
         self._recency.check_valid(queries["newest_version"], rows["policy_version"][live])
+        self._by_use.check_valid(queries["least_uses"])
 
     def _slots_of(self, arrival: Int64) -> Int64:
         """Return the slot of each arrival, -1 where its sample is gone."""
@@ -268,9 +272,10 @@ class ReplayBuffer:
             grown = np.full(int(query_id.max()) * 5 // 4 + 16, -1, dtype=np.int32)
             grown[: len(self._number_of)] = self._number_of
             self._number_of = grown
-        _, first = np.unique(query_id, return_index=True)
-        new = np.sort(first[self._number_of[query_id[first]] < 0])
-        if len(new):
+        unknown = np.flatnonzero(self._number_of[query_id] < 0)
+        if len(unknown):
+            _, first = np.unique(query_id[unknown], return_index=True)
+            new = np.sort(unknown[first])
             self._add_queries(query_id[new], scored["prompt_ids"].take(pa.array(new)))
         return self._number_of[query_id]
 
@@ -283,7 +288,8 @@ class ReplayBuffer:
         self._number_of[query_id] = self._queries.size + np.arange(len(query_id))
         self._prompts.extend(len(values))[:] = values
         self._queries.extend(len(rows))[:] = rows
-        self._recency.add_queries(len(rows))
+        self._recency.queries.add_queries(len(rows))
+        self._by_use.add_queries(len(rows))
         if len(self._index) < len(self._queries.data):
             self._grow_index(len(self._queries.data), self._index.shape[1])
 
@@ -309,47 +315,52 @@ class ReplayBuffer:
 
     def _merge(self, number: Int32, slots: Int64) -> int:
         """Index new slots under their queries; return how many equal samples they replaced."""
-        order = np.argsort(number, kind="stable")
-        numbers, first = np.unique(number[order], return_index=True)
-        removed: list[NDArray[Any]] = []
-        replaced = 0
-        for query, new in zip(numbers.tolist(), np.split(slots[order], first[1:]), strict=True):
-            old = self.samples(query)
-            again = is_among(self.field("key", new), self.field("key", old))
-            self._count_finds(old[again], new)
-            merged = np.concatenate([old[~again], new])
-            kept = merged[-self.capacity_per_query :]
-            removed += [old[again], merged[: len(merged) - len(kept)]]
-            replaced += int(again.sum())
-            self._set_samples(query, kept)
-        self._release(np.concatenate(removed))
-        return replaced
+        queries = np.unique(number)
+        old, counts = self._samples_of(queries)
+        twin = places_among(self.field("key", slots), self.field("key", old))
+        lost = twin >= 0
+        self._count_finds(old[lost], slots[twin[lost]])
+        owner = np.concatenate([np.repeat(queries, counts)[~lost], number])
+        merged = np.concatenate([old[~lost], slots])
+        order = np.argsort(owner, kind="stable")  # by query, newest last
+        evicted = self._set_samples(queries, owner[order], merged[order])
+        self._release(np.concatenate([old[lost], evicted]))
+        return int(lost.sum())
+
+    def _samples_of(self, numbers: NDArray[Any]) -> tuple[Int32, Int32]:
+        """Return the samples of queries, end to end, and how many each has."""
+        counts = self._queries.data["samples"][numbers]
+        starts = numbers.astype(np.int64) * self._index.shape[1]
+        return self._index.reshape(-1)[ranges(starts, counts)], counts
 
     def _count_finds(self, replaced: NDArray[Any], new: NDArray[Any]) -> None:
         """Add the count of equal old samples to new ones that the same policy version found."""
-        count_of = dict(
-            zip(
-                self.field("key", replaced).tolist(),
-                self._slots.data[["policy_version", "found"]][replaced].tolist(),
-                strict=True,
-            )
-        )
-        for slot, key in zip(new.tolist(), self.field("key", new).tolist(), strict=True):
-            version, found = count_of.get(key, (None, 0))
-            if version == self._slots.data["policy_version"][slot]:
-                self._slots.data["found"][slot] += found
+        same = self.field("policy_version", replaced) == self.field("policy_version", new)
+        self._slots.data["found"][new[same]] += self.field("found", replaced[same])
 
-    def _set_samples(self, number: int, slots: NDArray[Any]) -> None:
-        if len(slots) > self._index.shape[1]:
-            width = min(max(len(slots), 2 * self._index.shape[1]), self.capacity_per_query)
-            self._grow_index(len(self._index), width)
-        self._index[number, : len(slots)] = slots
-        newest = int(self.field("policy_version", slots).max())
-        query = self._queries.data
-        query["samples"][number] = len(slots)
-        query["newest_version"][number] = newest
-        query["least_uses"][number] = self.field("uses", slots).min()
-        self._recency.move(number, newest)
+    def _set_samples(
+        self, numbers: Int32, owner: NDArray[Any], slots: NDArray[Any]
+    ) -> NDArray[Any]:
+        """Make slots, ordered by owner, the samples of queries; return those beyond capacity."""
+        ends = np.searchsorted(owner, numbers, side="right")
+        counts = np.diff(ends, prepend=0)
+        kept_counts = np.minimum(counts, self.capacity_per_query)
+        place = np.arange(len(slots)) - np.repeat(ends - kept_counts, counts)
+        kept = place >= 0
+        if kept_counts.max() > self._index.shape[1]:
+            width = max(int(kept_counts.max()), 2 * self._index.shape[1])
+            self._grow_index(len(self._index), min(width, self.capacity_per_query))
+        self._index[owner[kept], place[kept]] = slots[kept]
+        firsts = np.cumsum(kept_counts) - kept_counts
+        newest = np.maximum.reduceat(self.field("policy_version", slots[kept]), firsts)
+        queries = self._queries.data
+        queries["samples"][numbers] = kept_counts
+        queries["newest_version"][numbers] = newest
+        queries["least_uses"][numbers] = 0  # that of the new samples
+        for number, version in zip(numbers.tolist(), newest.tolist(), strict=True):
+            self._recency.queries.move(number, version)
+            self._by_use.move(number, 0)
+        return slots[~kept]
 
     def _grow_index(self, queries: int, width: int) -> None:
         grown = np.empty((queries, width), dtype=np.int32)
@@ -357,16 +368,22 @@ class ReplayBuffer:
         self._index = grown
 
     def _release(self, slots: NDArray[Any]) -> None:
+        if not len(slots):
+            return
         self._recency.count(self.field("policy_version", slots), -1)
         self._dead_tokens += int(self.field("length", slots).sum())
         self._slots.data["query"][slots] = -1
         self._free.extend(slots.tolist())
 
     def _update_least_uses(self, slots: NDArray[Any]) -> None:
-        for number in np.unique(self.field("query", slots)).tolist():
-            self._queries.data["least_uses"][number] = self.field(
-                "uses", self.samples(number)
-            ).min()
+        numbers = np.unique(self.field("query", slots))
+        if not len(numbers):
+            return
+        samples, counts = self._samples_of(numbers)
+        least = np.minimum.reduceat(self.field("uses", samples), np.cumsum(counts) - counts)
+        self._queries.data["least_uses"][numbers] = least
+        for number, uses in zip(numbers.tolist(), least.tolist(), strict=True):
+            self._by_use.move(number, uses)
 
     def _compact(self) -> None:
         """Close the gaps that dead slots left in the arena; as many tokens added pay for it."""
@@ -381,20 +398,3 @@ class ReplayBuffer:
             end += len(source)
         self._tokens.size = end
         self._dead_tokens = 0
-
-
-def _read_slots(batch: pa.RecordBatch, arrived: int) -> tuple[pa.RecordBatch, NDArray[Any]]:
-    """Return the rows of a batch whose reward may be used, and a slot table row for each."""
-    usable = pc.equal(batch["outcome"], Outcome.OK.value)
-    scored = batch.select(_LOGGED).filter(usable)
-    tokens, offsets = flatten(scored["tokens"])
-    rows = np.zeros(len(scored), dtype=_SLOT)
-    rows["key"] = sequence_keys(scored["query_id"].to_numpy(), tokens, offsets)
-    rows["arrival"] = arrived + np.flatnonzero(usable.to_numpy(zero_copy_only=False))
-    rows["length"] = np.diff(offsets)
-    rows["finished"] = pc.equal(scored["finish_reason"], FinishReason.STOP.value).to_numpy(
-        zero_copy_only=False
-    )
-    for name in ("policy_version", "reference_version", "reward"):
-        rows[name] = scored[name].to_numpy()
-    return scored, rows

@@ -57,21 +57,35 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def last_of_each(keys: NDArray[np.uint64]) -> Int64:
     """Return the position of the last occurrence of each distinct key, ascending."""
-    _, from_the_end = np.unique(keys[::-1], return_index=True)
-    return np.sort(len(keys) - 1 - from_the_end)
+    order = np.argsort(keys, kind="stable")
+    return np.sort(order[_ends_of_runs(keys[order])])
 
 
-def occurrences(keys: NDArray[Any]) -> Int64:
-    """Return how often each row's key occurs among all of them."""
-    _, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
-    return counts[inverse]
+def occurrences(*columns: NDArray[Any]) -> Int64:
+    """Return how often each row, a value of every column, occurs among all of them."""
+    order = np.lexsort(columns)
+    ends = np.zeros(len(order), dtype=np.bool_)
+    for column in columns:
+        ends |= _ends_of_runs(column[order])
+    run: Int64 = np.cumsum(ends) - ends
+    counts = np.empty(len(order), dtype=np.int64)
+    counts[order] = np.bincount(run)[run] if len(order) else 0
+    return counts
 
 
-def is_among(wanted: NDArray[Any], values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Say which values are among the wanted ones, of which there is at least one."""
-    wanted = np.sort(wanted)
+def _ends_of_runs(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Say which of the values differ from the next one; the last one does."""
+    ends = np.ones(len(values), dtype=np.bool_)
+    ends[:-1] = values[1:] != values[:-1]
+    return ends
+
+
+def places_among(wanted: NDArray[Any], values: NDArray[Any]) -> Int64:
+    """Return where each value is among the wanted ones, of which there is one at least; or -1."""
+    order = np.argsort(wanted)
+    wanted = wanted[order]
     place = np.minimum(np.searchsorted(wanted, values), len(wanted) - 1)
-    return wanted[place] == values
+    return np.where(wanted[place] == values, order[place], -1)
 
 
 def ranges(starts: Int64, lengths: NDArray[Any]) -> Int64:

@@ -22,6 +22,7 @@ CORE = (
     "rich",
     "jaxtyping",
     "math-verify",
+    "xxhash",
 )
 """Distributions without which nothing runs: the dependencies in `pyproject.toml`."""
 

@@ -193,13 +193,9 @@ def assemble(
     buffer: ReplayBuffer, numbers: Int64, slots: NDArray[Any], on_policy: NDArray[np.bool_]
 ) -> Batch:
     """Return the batch of given queries and samples; `slots` has shape [query, sample]."""
-    rows: list[NDArray[Any]] = []
-    index = np.empty(slots.shape, dtype=np.int64)
-    for q, drawn in enumerate(slots):
-        unique, inverse = np.unique(drawn, return_inverse=True)
-        index[q] = sum(len(r) for r in rows) + inverse
-        rows.append(unique)
-    row_slots = np.concatenate(rows).astype(np.int64)
+    drawn = (np.arange(len(slots))[:, None] << 32) | slots  # a row is a query and a slot
+    unique, inverse = np.unique(drawn, return_inverse=True)
+    row_slots = unique & 0xFFFF_FFFF
     return Batch(
         prompts=tuple(buffer.prompt(number) for number in numbers.tolist()),
         tokens=buffer.tokens("token", row_slots),
@@ -210,8 +206,8 @@ def assemble(
         reference_version=buffer.field("reference_version", row_slots).astype(np.int64),
         finished=buffer.field("finished", row_slots),
         slots=row_slots,
-        query_of_row=np.repeat(np.arange(len(rows)), [len(r) for r in rows]),
-        index=index,
+        query_of_row=unique >> 32,
+        index=inverse.reshape(slots.shape),
         on_policy=on_policy,
         extras={name: buffer.tokens(name, row_slots) for name in buffer.extras},
     )

@@ -13,6 +13,7 @@ from tba.run.rollouts import SCHEMA, RolloutLog, decode, encode, from_bytes, rea
 from tests.factories import distinct, excluded, trajectory
 
 BATCHES = [encode([*distinct(q, 3, version=q), excluded(q)]) for q in range(3)]
+MESSAGES = [to_bytes(batch) for batch in BATCHES]
 
 
 def floats(size):
@@ -65,6 +66,14 @@ def test_encoding_and_the_wire_keep_every_field(originals, skip):
         assert_same(a, b)
 
 
+def test_what_crosses_the_wire_is_what_the_log_holds(tmp_path):
+    with RolloutLog(tmp_path / "wire") as wire, RolloutLog(tmp_path / "log") as log:
+        wire.append_all(MESSAGES)
+        for batch in BATCHES:
+            log.append(batch)
+        assert wire.path.read_bytes() == log.path.read_bytes()
+
+
 def test_repeated_prompts_cost_little_on_the_wire():
     prompt = np.arange(500, dtype=np.int32)
     size = [
@@ -81,7 +90,7 @@ def test_the_log_is_one_arrow_stream_after_reopening(tmp_path):
         assert first == log.position == path.stat().st_size
     with RolloutLog(path) as log:
         assert (log.position, log.dropped_bytes) == (first, 0)
-        assert log.append_all(BATCHES[1:]) == path.stat().st_size
+        assert log.append_all(MESSAGES[1:]) == path.stat().st_size
         assert_holds(log, *BATCHES)
     with pa.OSFile(str(path)) as file:
         table = pa.ipc.open_stream(file).read_all()
@@ -92,7 +101,7 @@ def test_the_log_is_one_arrow_stream_after_reopening(tmp_path):
 def test_a_torn_or_zeroed_tail_is_dropped_at_every_offset(tmp_path, monkeypatch):
     path = tmp_path / "rollouts.arrows"
     with RolloutLog(path) as log:
-        intact = log.append_all(BATCHES[:2])
+        intact = log.append_all(MESSAGES[:2])
         end = log.append(BATCHES[2])
     content = path.read_bytes()
     monkeypatch.setattr(os, "fsync", lambda file: None)  # two thousand openings
@@ -110,7 +119,7 @@ def test_a_torn_or_zeroed_tail_is_dropped_at_every_offset(tmp_path, monkeypatch)
 def test_a_lost_page_in_the_middle_of_the_last_batch_is_noticed(tmp_path):
     path = tmp_path / "rollouts.arrows"
     with RolloutLog(path) as log:
-        intact = log.append_all(BATCHES[:2])
+        intact = log.append_all(MESSAGES[:2])
         end = log.append(BATCHES[2])
     content = path.read_bytes()
     body = pa.ipc.read_message(pa.BufferReader(content[intact:])).body
@@ -125,7 +134,7 @@ def test_a_lost_page_in_the_middle_of_the_last_batch_is_noticed(tmp_path):
 def test_appending_goes_on_after_a_torn_tail(tmp_path):
     path = tmp_path / "rollouts.arrows"
     with RolloutLog(path) as log:
-        log.append_all(BATCHES[:2])
+        log.append_all(MESSAGES[:2])
     os.truncate(path, path.stat().st_size - 10)
     with RolloutLog(path) as log:
         assert log.dropped_bytes > 0
@@ -209,7 +218,7 @@ def test_append_returns_after_the_bytes_are_synced(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda *a: (calls.append("sync"), sync(*a))[1])
     with RolloutLog(tmp_path / "rollouts.arrows") as log:
         calls.clear()
-        log.append_all(BATCHES)
+        log.append_all(MESSAGES)
         assert calls == ["write", "sync"]
 
 

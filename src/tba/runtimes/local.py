@@ -104,7 +104,7 @@ class LocalRuntime:
         self._error: TbaError | None = None
         self._tokens = 0
         self._restarts = 0
-        self._opened_at = time.monotonic()
+        self._opened_at = self._watched_at = time.monotonic()
 
     def __enter__(self) -> Self:
         """Start every searcher and the intake thread."""
@@ -241,8 +241,9 @@ class LocalRuntime:
         try:
             while not self._finished():
                 self._take_in()
-                if not self._board.stopping:
+                if not self._board.stopping and time.monotonic() >= self._watched_at + POLL_S:
                     self._watch()
+                    self._watched_at = time.monotonic()
         except TbaError as error:
             self._fail(error)
         except Exception as error:  # the boundary: a thread that ends must not end silently
@@ -284,8 +285,9 @@ class LocalRuntime:
             return
 
     def _hand_on(self, deliveries: list[tuple[LaneProcess, Delivery]]) -> None:
-        batches = [from_bytes(delivery.payload) for _, delivery in deliveries]
-        self._rollouts.append_all(batches)
+        payloads = [delivery.payload for _, delivery in deliveries]
+        batches = [from_bytes(payload) for payload in payloads]
+        self._rollouts.append_all(payloads)
         with self._arrival:
             self._arrived += batches
             for lane, delivery in deliveries:

@@ -50,7 +50,7 @@ class Delivery:
     """Trajectories on their way from a searcher to the buffer."""
 
     payload: bytes
-    """A record batch of the rollout log's schema."""
+    """A record batch as the rollout log holds it."""
     tokens: int
     """Response tokens in it."""
     ended: int

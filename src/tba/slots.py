@@ -1,0 +1,51 @@
+"""The buffer's slot table: a row a trajectory, and how rows are read from a delivery."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tba.columns import sequence_keys
+from tba.records import FinishReason, Outcome
+from tba.run.rollouts import flatten
+
+SLOT = np.dtype(
+    [
+        ("key", "u8"),  # hash of query and tokens
+        ("arrival", "i8"),  # position among all trajectories ever added, excluded ones included
+        ("start", "i8"),  # in the token arena
+        ("length", "i4"),
+        ("query", "i4"),  # the query's number in order of first arrival; -1: the slot is free
+        ("policy_version", "i4"),
+        ("reference_version", "i4"),
+        ("uses", "i4"),  # batches in which it occurred
+        ("found", "i4"),  # how often the policy version that found it last has found it
+        ("reward", "f4"),
+        ("finished", "?"),
+        ("refreshed", "?"),  # log_ref is no longer the logged one
+    ],
+    align=True,
+)
+
+
+def read_slots(batch: pa.RecordBatch, arrived: int) -> tuple[pa.RecordBatch, NDArray[Any]]:
+    """Return the rows of a batch whose reward may be used, and a slot table row for each."""
+    usable = _equals(batch["outcome"], Outcome.OK)
+    scored = batch if usable.all() else batch.filter(pa.array(usable))
+    tokens, offsets = flatten(scored["tokens"])
+    rows = np.zeros(len(scored), dtype=SLOT)
+    rows["key"] = sequence_keys(scored["query_id"].to_numpy(), tokens, offsets)
+    rows["arrival"] = arrived + np.flatnonzero(usable)
+    rows["length"] = np.diff(offsets)
+    rows["found"] = 1
+    rows["finished"] = _equals(scored["finish_reason"], FinishReason.STOP)
+    for name in ("policy_version", "reference_version", "reward"):
+        rows[name] = scored[name].to_numpy()
+    return scored, rows
+
+
+def _equals(column: pa.StringArray, word: str) -> NDArray[np.bool_]:
+    same: NDArray[np.bool_] = pc.equal(column, str(word)).to_numpy(zero_copy_only=False)
+    return same
