@@ -36,7 +36,7 @@ import torch
 from torch import nn
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.cores import in_processes, pin, speeds
+from benchmarks.cores import in_processes, pin, speeds_of
 from benchmarks.watched import run_watched
 from tba.api import let_idle_threads_sleep
 from tba.buffer import ReplayBuffer
@@ -161,8 +161,8 @@ class Bench:
         slowed = {}
         for on_first, on_second in PAIRS:
             kinds = ((on_first, SEARCHER_CORE), (on_second, TRAINER_CORE))
-            alone = [self._speeds([kind])[0] for kind in dict.fromkeys(kinds)]
-            both = self._speeds(list(kinds))
+            alone = [self.speeds([kind])[0] for kind in dict.fromkeys(kinds)]
+            both = self.speeds(list(kinds))
             slowed |= {
                 f"{kind} beside {other}": before / after
                 for kind, other, before, after in zip(
@@ -171,11 +171,11 @@ class Bench:
             }
         return slowed
 
-    def _speeds(self, kinds: Sequence[tuple[str, int]]) -> list[float]:
+    def speeds(self, kinds: Sequence[tuple[str, int]]) -> list[float]:
         """Return turns a second of each kind of work, done at the same time."""
         name = "speed-" + "-".join(f"{kind}{core}" for kind, core in kinds)
         config = _load("free", FIRST_GUESS, self.model)
-        found = self._kept(name, lambda: speeds(kinds, config, self.seconds / 2))
+        found = self._kept(name, lambda: speeds_of(kinds, config, self.seconds / 2))
         print(name, " ".join(f"{speed:.2f}" for speed in found), "a second", flush=True)
         return found
 

@@ -54,7 +54,7 @@ def pin(process: int, core: int) -> None:
             pin(int(child), core)
 
 
-def speeds(works: Sequence[tuple[str, int]], config: Config, seconds: float) -> list[float]:
+def speeds_of(works: Sequence[tuple[str, int]], config: Config, seconds: float) -> list[float]:
     """Return turns a second of each kind of work, all done at the same time.
 
     Args:

@@ -13,11 +13,11 @@ prompts, reward, K, batch (completions a step) and two cores:
                has both cores
 
 The mark is the best held-out sampled pass@1 that TRL reaches with any rate at any time. A run keeps
-its weights every 1/120 of `--minutes` (1 s at least), and they are evaluated afterwards
-(`benchmarks.snapshots`). Training time starts when imports and loading are over, those of the
-searcher included; keeping weights is not counted against TRL, but it is against the package. A
-contestant's result is kept in `--out`/NAME.json and not computed again; a second call goes on where
-the first one ended.
+its weights every 1/120 of `--minutes` (1/30 with SmolLM2, 1 s at least), and they are evaluated
+afterwards (`benchmarks.snapshots`). Training time starts when imports and loading are over, those
+of the searcher included; keeping weights is not counted against TRL, but it is against the package.
+A contestant's result is kept in `--out`/NAME.json and not computed again; a second call goes on
+where the first one ended.
 """
 
 import argparse
@@ -46,19 +46,14 @@ from tba.policy.initial import initial_model
 from tba.records import StepReport
 from tba.runtimes.resources import available_cores
 
-RATES = {"arithmetic": "1e-4,2e-4,4e-4,8e-4", "sums-smollm2": "1e-5,3e-5"}
-SNAPSHOTS = 120
+RATES = {"arithmetic": "2.5e-4,5e-4,1e-3,2e-3", "sums-smollm2": "1e-5,3e-5"}
+"""Of TRL; for `arithmetic`, 3e-4 is slow and 3e-3 collapses within a minute."""
+SNAPSHOTS = {"arithmetic": 120, "sums-smollm2": 30}
 """Of each TRL run, at most; others keep weights as often."""
 TRIAL_SHARE = 1 / 15
 """Of a TRL run's time for trying each layout."""
-MODES = {
-    "free": (),
-    "lockstep": (
-        "--sync.mode=lockstep",
-        "--runtime.trainer_threads=2",
-        "--runtime.searcher_threads=2",
-    ),
-}
+MODES = ("free", "lockstep")
+"""The package's contestants."""
 
 Result = dict[str, Any]
 
@@ -77,11 +72,8 @@ class Race:
     """Where results go."""
     seconds: float
     """Training time of TRL, and the most that others get."""
-
-    @property
-    def every_s(self) -> float:
-        """Training time between two snapshots."""
-        return max(1.0, self.seconds / SNAPSHOTS)
+    every_s: float
+    """Training time between two snapshots."""
 
 
 def main() -> None:
@@ -124,7 +116,9 @@ def prepare(arguments: argparse.Namespace) -> Race:
     own += ["--model.build=none"] if initial.model.build is not None else []
     sources = (arguments.recipe, *own)
     config = load_config([arguments.recipe], own)
-    return Race(config, sources, folder, out, 60 * arguments.minutes)
+    seconds = 60 * arguments.minutes
+    every_s = max(1.0, seconds / SNAPSHOTS[arguments.recipe])
+    return Race(config, sources, folder, out, seconds, every_s)
 
 
 def result(race: Race, name: str, run: Callable[[Path], Result]) -> Result:
@@ -246,10 +240,19 @@ def _run_package(race: Race, mode: str, folder: Path) -> Result:
 
 def _train_package(race: Race, mode: str, folder: Path, created: float) -> None:
     recipe, *settings = race.sources
-    config = load_config([recipe], [*settings, *MODES[mode]])
+    config = load_config([recipe], [*settings, *_settings_of(mode)])
     recorder = Recorder(race, config, folder, created)
     run_watched(config, folder / "run", recorder)
     (folder / "run.json").write_text(json.dumps(recorder.facts))
+
+
+def _settings_of(mode: str) -> list[str]:
+    """Return what differs from the recipe: who takes turns can have all cores each time."""
+    if mode == "free":
+        return []
+    sides = ("trainer", "searcher")
+    threads = [f"--runtime.{side}_threads={available_cores()}" for side in sides]
+    return ["--sync.mode=lockstep", *threads]
 
 
 # --- the table

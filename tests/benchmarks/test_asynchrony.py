@@ -5,8 +5,11 @@ import subprocess
 import sys
 
 import pytest
-from benchmarks.asynchrony import Timer, corrected_ideal, ideal, lines
+from benchmarks.asynchrony import Bench, Timer, corrected_ideal, ideal, lines
 from benchmarks.cores import in_processes, pin
+
+from tba.config.load import load_config
+from tba.policy.build import build_policy
 
 
 def test_the_ideal_speed_up_by_hand():
@@ -70,3 +73,21 @@ def _square(pipe, number):
 
 def test_results_of_processes_come_in_the_order_of_the_jobs():
     assert in_processes(_square, [(2,), (3,)]) == [4, 9]
+
+
+@pytest.mark.slow  # imports in eight processes
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_runs_and_work_side_by_side_are_measured_once(tmp_path):
+    build_policy(load_config(["arithmetic"]).model.build, tmp_path / "model", seed=0)
+    bench = Bench(tmp_path, str(tmp_path / "model"), seconds=2.0)
+    free = bench.run(8, "free", 0)
+    turns = bench.run(8, "lockstep", 0)
+    assert free["steps_per_s"] > 0
+    assert free["idle_share"] < turns["idle_share"] < 1
+    kinds = [("search", 0), ("training", 1)]
+    speeds = bench.speeds(kinds)
+    assert len(speeds) == 2
+    assert min(speeds) > 0
+    before = sorted(file.name for file in tmp_path.iterdir())
+    assert (bench.run(8, "free", 0), bench.speeds(kinds)) == (free, speeds)
+    assert sorted(file.name for file in tmp_path.iterdir()) == before
