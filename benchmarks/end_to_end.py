@@ -136,7 +136,7 @@ def result(race: Race, name: str, run: Callable[[Path], Result]) -> Result:
     file.write_text(json.dumps(whole, indent=1))
     shutil.rmtree(folder)  # its weights may take gigabytes
     best = max(point["pass_at_1"] for point in points)
-    print(f"{name}: best {best:.3f}, {facts['learned'] / facts['seconds']:,.0f} completions/s")
+    print(f"{name}: best {best:.3f}, {_per_s(facts, 'learned')} completions/s")
     return whole
 
 
@@ -293,7 +293,7 @@ def lines(results: Sequence[Result]) -> Iterable[str]:
     )
     yield "|---" * 10 + "|"
     for result in results:
-        points, per_s = result["points"], 1 / result["seconds"]
+        points = result["points"]
         best, best_s = best_of(points)
         reached = seconds_to(points, mark)
         yield " | ".join(
@@ -302,10 +302,7 @@ def lines(results: Sequence[Result]) -> Iterable[str]:
                 f"{points[0]['pass_at_1']:.3f} / {points[-1]['pass_at_1']:.3f} / {best:.3f}",
                 f"{best_s:.0f}",
                 "never" if reached is None else f"{reached:.1f}",
-                f"{result['learned'] * per_s:,.0f}",
-                _rate(result, "distinct"),
-                f"{result['found'] * per_s:,.0f}",
-                _rate(result, "new"),
+                *(_per_s(result, name) for name in ("learned", "distinct", "found", "new")),
                 f"{result['steps']}",
                 f"{result['start_s']:.1f} |",
             ]
@@ -319,8 +316,12 @@ def lines(results: Sequence[Result]) -> Iterable[str]:
                 yield _against(result, marked, mark, mark_s)
 
 
-def _rate(result: Result, name: str) -> str:
-    return f"{result[name] / result['seconds']:,.0f}" if name in result else "-"
+def _per_s(result: Result, name: str) -> str:
+    """Return how many a second to three digits, or a dash where it is not counted."""
+    if name not in result:
+        return "-"
+    speed = result[name] / result["seconds"]
+    return f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"
 
 
 def _against(result: Result, marked: Result, mark: float, mark_s: float) -> str:
