@@ -71,6 +71,7 @@ def _square(pipe, number):
     pipe.send(number**2)
 
 
+@pytest.mark.slow  # imports in two processes
 def test_results_of_processes_come_in_the_order_of_the_jobs():
     assert in_processes(_square, [(2,), (3,)]) == [4, 9]
 
