@@ -2,17 +2,25 @@
 
     python -m benchmarks.plan --out build/plan
 
-measures a profile, predicts, then trains for `--steps` steps with each number of searchers, all
-from one warm-started policy. Counted is from step `--from-step` on. Writes the table and, with
-searchers on machines of their own, the curve from 1 to 1,024 of them.
+Each round measures a profile, predicts from it, and trains with each number of searchers right
+after, since the speed of a machine drifts; all start from one warm-started policy. Steps count from
+`--from-step` on, after more than a second; not many do, since what the policy learns changes what
+steps cost. Rounds are kept in `--out`/rounds.jsonl, and a second call adds to them. A run beside
+which other programs used the processors is left out of the medians.
 """
 
 import argparse
 import dataclasses
 import json
+import os
+import statistics
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,14 +28,23 @@ import tba
 from tba.api import let_idle_threads_sleep
 from tba.config import Config
 from tba.config.load import load_config
+from tba.plan.measure import measure
 from tba.plan.planning import Point, plan
-from tba.plan.profile import Profile
-from tba.plan.report import draw_picture
 from tba.plan.simulation import Setup
 from tba.policy.initial import initial_model
+from tba.run.rollouts import RolloutLog
 
 SEARCHERS = (1, 2, 3, 4)
-MANY = tuple(2**power for power in range(11))
+QUIET = 0.15
+"""Cores that other programs may use beside a run that counts."""
+SAMPLE_S = 0.5
+TICKS = os.sysconf("SC_CLK_TCK")
+NAMES = {
+    "steps_per_s": "steps/s",
+    "searched_per_s": "trajectories/s",
+    "tokens_per_step": "tokens a step",
+    "staleness_mean": "staleness",
+}
 
 
 @dataclass(frozen=True)
@@ -48,28 +65,23 @@ def main() -> None:
     """Predict, measure, compare."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/plan"))
-    parser.add_argument("--profile", type=Path, help="a profile to use instead of measuring one")
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--from-step", type=int, default=50)
-    parser.add_argument("--searchers", default=",".join(map(str, SEARCHERS)))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--from-step", type=int, default=40)
     arguments = parser.parse_args()
     let_idle_threads_sleep()
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    counts = [int(word) for word in arguments.searchers.split(",")]
     config = _config(out, arguments.steps)
-    profile = _profile(config, arguments.profile, out / "profile.json")
-    counted = arguments.steps - arguments.from_step
-    setup = Setup(searchers=1, warm_up=arguments.from_step, steps=counted)
-    points = plan(profile, config, setup, counts).points
-    seen = {n: _measure(config, n, out / f"run-{n}", arguments.from_step) for n in counts}
-    page = "\n".join(_lines(points, seen))
+    for _ in range(arguments.rounds):
+        for line in _round(config, out, arguments.from_step):
+            print(json.dumps(line), flush=True)
+            with (out / "rounds.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+    rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    page = "\n".join(table(rounds))
     (out / "table.md").write_text(page + "\n")
     print(page)
-    curve = plan(profile, config, Setup(searchers=1, apart=True), MANY)
-    curve.write(out / "curve.json")
-    if not draw_picture(curve, out / "curve.png"):
-        print("no plot: matplotlib is not installed")
 
 
 def _config(out: Path, steps: int) -> Config:
@@ -79,66 +91,92 @@ def _config(out: Path, steps: int) -> Config:
     return load_config(["arithmetic"], [*own, *short])
 
 
-def _profile(config: Config, given: Path | None, file: Path) -> Profile:
-    if given is not None:
-        return Profile.read(given)
-    from tba.plan.measure import measure
+def _round(config: Config, out: Path, from_step: int) -> Iterator[dict[str, Any]]:
+    """Measure a profile, then every run; yield a line for each run."""
+    profile = measure(config, lambda text: None)
+    profile.write(out / "profile.json")
+    costs = {"trainer": profile.trainer_slowdown, "searcher": profile.searcher_slowdown}
+    costs |= {"search_ms": 1e3 * sum(profile.stages_s.values())}
+    setup = Setup(searchers=1, warm_up=from_step, steps=config.trainer.steps - from_step)
+    for point in plan(profile, config, setup, SEARCHERS).points:
+        with _others() as others:
+            seen = _train(config, point.searchers, out / f"run-{point.searchers}", from_step)
+        yield {
+            "searchers": point.searchers,
+            "predicted": dataclasses.asdict(_predicted(point)),
+            "measured": dataclasses.asdict(seen),
+            "others": others[0],
+            "profile": costs,
+        }
 
-    profile = measure(config, lambda text: print(text, flush=True))
-    profile.write(file)
-    return profile
+
+@contextmanager
+def _others() -> Iterator[list[float]]:
+    """Put the cores that other programs use during the block into the list."""
+    found: list[float] = []
+    own: dict[int, tuple[float, float]] = {}  # process -> processor seconds first and last seen
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(SAMPLE_S):
+            for process, seconds in _own_s():
+                own[process] = (own.get(process, (seconds,))[0], seconds)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    started, busy_s = time.perf_counter(), _busy_s()
+    watcher.start()
+    yield found
+    ended.set()
+    watcher.join()
+    other_s = _busy_s() - busy_s - sum(last - first for first, last in own.values())
+    found.append(max(other_s, 0.0) / (time.perf_counter() - started))
 
 
-def _measure(config: Config, searchers: int, folder: Path, from_step: int) -> Seen:
+def _own_s() -> Iterator[tuple[int, float]]:
+    """Yield the processor seconds of each process of this program's group."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue  # it has just ended
+        if int(words[2]) == os.getpgrp():
+            yield int(folder.name), (int(words[11]) + int(words[12])) / TICKS
+
+
+def _busy_s() -> float:
+    """Return the seconds that all processors of this machine have worked so far."""
+    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    ticks = [int(word) for word in words[:8]]
+    return (sum(ticks) - ticks[3] - ticks[4]) / TICKS  # less idle, waiting
+
+
+def _train(config: Config, searchers: int, folder: Path, from_step: int) -> Seen:
     """Train with so many searchers."""
     search = config.search.model_copy(update={"searchers": searchers})
     own = config.model_copy(update={"search": search})
     tba.train(own, run_dir=folder, clean=folder.exists(), progress=False)
     texts = (folder / "metrics.jsonl").read_text().splitlines()
     lines = [line for line in map(json.loads, texts) if "loss" in line]
-    first, last = lines[from_step - 1], lines[-1]
+    first, last, counted = lines[from_step - 1], lines[-1], lines[from_step:]
     seconds = last["time"] - first["time"]
-    counted = lines[from_step:]
-    # the rate is that since the initial fill, which the first line ends
+    # the rate is that since the initial fill, which the first line ends; for a second it is 0
     tokens = [
         line["search_tokens_per_s"] * (line["time"] - lines[0]["time"]) for line in (first, last)
     ]
+    assert tokens[0] > 0, "--from-step lies within the first second"
     return Seen(
         steps_per_s=len(counted) / seconds,
         searched_per_s=(tokens[1] - tokens[0]) / seconds / _mean_length(folder),
-        tokens_per_step=sum(line["tokens_trained"] for line in counted) / len(counted),
-        staleness_mean=sum(line["staleness_mean"] for line in counted) / len(counted),
+        tokens_per_step=statistics.fmean(line["tokens_trained"] for line in counted),
+        staleness_mean=statistics.fmean(line["staleness_mean"] for line in counted),
     )
 
 
 def _mean_length(folder: Path) -> float:
     """Return the mean length of the run's responses, in tokens."""
-    from tba.run.rollouts import RolloutLog
-
     with RolloutLog(folder / "rollouts.arrows") as log:
         lengths = [len(tokens) for batch in log.read() for tokens in batch.column("tokens")]
-    return sum(lengths) / len(lengths)
-
-
-def _lines(points: list[Point], seen: dict[int, Seen]) -> Iterator[str]:
-    """Yield the table as Markdown: predicted, measured, ratio of each figure."""
-    names = {
-        "steps_per_s": "steps/s",
-        "searched_per_s": "trajectories/s",
-        "tokens_per_step": "tokens a step",
-        "staleness_mean": "staleness",
-    }
-    heads = [f"{name}: predicted | measured | ratio" for name in names.values()]
-    yield "| searchers | " + " | ".join(heads) + " |"
-    yield "|---" * (1 + 3 * len(names)) + "|"
-    for point in points:
-        predicted = dataclasses.asdict(_predicted(point))
-        measured = dataclasses.asdict(seen[point.searchers])
-        cells = (
-            f"{predicted[n]:,.4g} | {measured[n]:,.4g} | {predicted[n] / measured[n]:.3f}"
-            for n in names
-        )
-        yield f"| {point.searchers} | " + " | ".join(cells) + " |"
+    return statistics.fmean(lengths)
 
 
 def _predicted(point: Point) -> Seen:
@@ -148,6 +186,24 @@ def _predicted(point: Point) -> Seen:
         tokens_per_step=point.trained_tokens_per_s / point.steps_per_s,
         staleness_mean=point.staleness_mean,
     )
+
+
+def table(rounds: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the table as Markdown: medians over quiet rounds, of each figure and of its ratio."""
+    heads = [f"{name}: predicted | measured | ratio" for name in NAMES.values()]
+    yield "| searchers | rounds | " + " | ".join(heads) + " |"
+    yield "|---" * (2 + 3 * len(NAMES)) + "|"
+    for count in sorted({line["searchers"] for line in rounds}):
+        own = [r for r in rounds if r["searchers"] == count and r["others"] <= QUIET]
+        cells = [_cell(own, name) for name in NAMES] if own else ["| |"] * len(NAMES)
+        yield f"| {count} | {len(own)} | " + " | ".join(cells) + " |"
+
+
+def _cell(rounds: list[dict[str, Any]], name: str) -> str:
+    predicted = [line["predicted"][name] for line in rounds]
+    measured = [line["measured"][name] for line in rounds]
+    ratio = statistics.median(p / m for p, m in zip(predicted, measured, strict=True))
+    return f"{statistics.median(predicted):,.4g} | {statistics.median(measured):,.4g} | {ratio:.3f}"
 
 
 if __name__ == "__main__":

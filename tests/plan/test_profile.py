@@ -9,10 +9,8 @@ from tba.plan.profile import Cost, Measured, Profile, fit, lognormal
 def test_a_linear_cost_is_found_again():
     true = Cost(0.5, 0.02, 0.003)
     rng = np.random.default_rng(0)
-    work = [(int(t), int(n)) for t, n in zip(rng.integers(50, 500, 20), rng.integers(5, 50, 20))]
-    measured = [
-        Measured(true.seconds(tokens, longest), tokens, longest) for tokens, longest in work
-    ]
+    work = rng.integers((50, 5), (500, 50), (20, 2)).tolist()  # tokens, longest
+    measured = [Measured(true.seconds(*numbers), *numbers) for numbers in work]
     found = fit(measured[:5], measured[5:])
     assert (found.fixed_s, found.per_longest_s, found.per_token_s) == pytest.approx(
         (0.5, 0.02, 0.003)

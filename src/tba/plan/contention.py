@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Callable
+from multiprocessing import active_children
 from pathlib import Path
 
 from tba.errors import WaitTimeoutError
-from tba.plan.timing import WINDOW_S, Sides, repeated
+from tba.plan.timing import WINDOW_S, Sides, kept_waiting_s, repeated
 from tba.run.rollouts import RolloutLog
 from tba.runtimes.lanes import SearchPlan
 from tba.runtimes.local import LocalRuntime
@@ -23,7 +24,8 @@ def measure_contention(
 ) -> tuple[float, float]:
     """Return how many times longer a step and a search batch take while both are busy.
 
-    Nothing crosses a wire meanwhile: in barrier mode a searcher delivers when it is asked to.
+    Nothing crosses a wire meanwhile: in barrier mode a searcher delivers when it is asked to. That
+    they take turns where there are fewer processors than threads is no part of it.
 
     Args:
         plan: What the searcher is told; one searcher, barrier mode.
@@ -64,7 +66,7 @@ class _Beside:
     def search(self, meanwhile: Callable[[], float]) -> tuple[float, list[float]]:
         """Let it search for a window; return its seconds a batch, and what `meanwhile` returned."""
         self._round += 1
-        before_s = self._runtime.status().busy_s
+        before_s = self._searched_s()
         self._runtime.open_round(self._round)
         started = time.perf_counter()
         is_closed, returned = False, []
@@ -82,7 +84,12 @@ class _Beside:
         time.sleep(SETTLED_S)
         batches = self._runtime.receive(0.0)
         tickets = {ticket for batch in batches for ticket in batch.column("ticket").to_pylist()}
-        return (self._runtime.status().busy_s - before_s) / max(len(tickets), 1), returned
+        return (self._searched_s() - before_s) / max(len(tickets), 1), returned
+
+    def _searched_s(self) -> float:
+        """Return the seconds for which the searcher has searched, and was not kept from it."""
+        (process,) = (p for p in active_children() if p.name.startswith("searcher-"))
+        return self._runtime.status().busy_s - kept_waiting_s(str(process.pid))
 
 
 def _sleep() -> float:

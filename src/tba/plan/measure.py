@@ -28,7 +28,7 @@ from tba.objectives import load_objective
 from tba.pace import Arrivals, Intake
 from tba.plan.contention import measure_contention
 from tba.plan.profile import Measured, Profile, Responses, fit
-from tba.plan.timing import LEAST, Stopwatch, repeated
+from tba.plan.timing import LEAST, Stopwatch, own_s, repeated
 from tba.policy.initial import initial_model
 from tba.policy.loading import load_policy
 from tba.records import Batch, Trajectory
@@ -88,6 +88,12 @@ def _check(config: Config) -> None:
             f"objective.kind is {config.objective.kind}, whose searchers send gradients: a plan "
             "knows only searchers that send trajectories; choose another objective"
         )
+
+
+def _places(config: Config, device: str) -> int:
+    """Return how many processes run at once; two at least share a GPU, as contention has it."""
+    threads = max(trainer_threads(config), searcher_threads(config))
+    return max(1 if device == "cpu" else 2, available_cores() // threads)
 
 
 def _changed(config: Config, section: str, **values: Any) -> Config:
@@ -203,13 +209,12 @@ class _Measurement:
         smaller = self._steps(self._trainer(_changed(config, "trainer", queries_per_batch=half)))
         self._tell("measuring both at once")
         trainer_slowdown, searcher_slowdown = self._contention()
-        threads = max(trainer_threads(config), searcher_threads(config))
         weights = list(self._model.parameters())
         itemsize = getattr(torch, search.dtype).itemsize
         return Profile(
             config=self._given.model_dump(mode="json"),
             cores=available_cores(),
-            places=max(2, available_cores() // threads),
+            places=_places(config, self._device),
             trainer_slowdown=trainer_slowdown,
             searcher_slowdown=searcher_slowdown,
             search=fit([batch.work for batch in base], [batch.work for batch in others]),
@@ -261,11 +266,11 @@ class _Measurement:
     def _publish_once(self) -> tuple[float, float]:
         """Publish; return the seconds of the copy and those of the hash."""
         self._version += 1
-        started = time.perf_counter()
+        started = own_s()
         self._store.publish(self._update.published(), self._version)
-        copied = time.perf_counter()
+        copied = own_s()
         self._store.flush()
-        return copied - started, time.perf_counter() - copied
+        return copied - started, own_s() - copied
 
     def _publish(self) -> tuple[float, float]:
         times = np.array([self._publish_once() for _ in range(LEAST)])
@@ -277,20 +282,20 @@ class _Measurement:
         with RolloutLog(self._folder / "rollouts.arrows") as log:
             worked, waited = [], []
             for batch in batches:
-                wall, processor = time.perf_counter(), time.thread_time()
+                wall, processor = own_s(), time.thread_time()
                 log.append_all([from_bytes(batch.payload)])
                 busy_s = time.thread_time() - processor
                 worked.append(busy_s / len(batch.found))
-                waited.append(max(time.perf_counter() - wall - busy_s, 0.0))
+                waited.append(max(own_s() - wall - busy_s, 0.0))
         return statistics.median(worked), statistics.median(waited)
 
     def _add(self, batches: Sequence[_Searched]) -> float:
         times = []
         for batch in batches:
             self._runtime.waiting = [from_bytes(batch.payload)]
-            started = time.perf_counter()
+            started = own_s()
             self._intake.take()
-            times.append((time.perf_counter() - started) / len(batch.found))
+            times.append((own_s() - started) / len(batch.found))
         return statistics.median(times)
 
     # --- training
@@ -313,7 +318,7 @@ class _Measurement:
 
     def _step(self, trainer: Trainer) -> Measured:
         """Do and note one step, as a run does."""
-        started = time.perf_counter()
+        started = own_s()
         report = trainer.step()
         assert report is not None, "nobody interrupts"
         self._ledger.note(report)
@@ -323,7 +328,7 @@ class _Measurement:
             staleness=report.staleness,
         )
         self._progress.update(report)
-        seconds = time.perf_counter() - started
+        seconds = own_s() - started
         return Measured(seconds, int(report.metrics["tokens_trained"]), 0)
 
     def _contention(self) -> tuple[float, float]:

@@ -112,7 +112,7 @@ class Profile:
     cores: int
     """Cores the run may use."""
     places: int
-    """Threads of its kind that run at once at full speed or, where two never do, two."""
+    """Processes of the run that can be busy at once."""
     trainer_slowdown: float
     """How many times longer a step takes beside a busy searcher, 1 if not at all."""
     searcher_slowdown: float

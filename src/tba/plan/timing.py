@@ -1,10 +1,16 @@
-"""How things are timed: again and again for about a window."""
+"""How things are timed: again and again for about a window, on a machine that may not be quiet.
+
+The seconds that a thread was ready and another had its processor are not its cost: the kernel
+counts them, and they are taken off. What is left of an outside program's doing is what it does to
+caches and memory.
+"""
 
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 from tba.searcher import Stage
@@ -26,6 +32,23 @@ def repeated(do: Callable[[], T]) -> Iterator[T]:
         yield do()
 
 
+def kept_waiting_s(thread: str = "thread-self") -> float:
+    """Return the seconds for which a thread was ready to run and did not; 0 if nobody counts them.
+
+    Args:
+        thread: The present one, or the number of a process, for its main thread.
+    """
+    try:
+        return int(Path(f"/proc/{thread}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):  # not a Linux, or a kernel without these figures
+        return 0.0
+
+
+def own_s() -> float:
+    """Return the time, stopped while this thread is kept from running."""
+    return time.perf_counter() - kept_waiting_s()
+
+
 @dataclass(slots=True)
 class Stopwatch:
     """Seconds by stage, told as a searcher tells the watchdog."""
@@ -37,7 +60,7 @@ class Stopwatch:
 
     def announce(self, stage: Stage) -> None:
         """Begin a stage."""
-        now = time.perf_counter()
+        now = own_s()
         self.seconds[self._stage] += now - self._since
         self._stage, self._since = stage, now
 
