@@ -6,7 +6,7 @@ Each round measures a profile, predicts from it, and trains with each number of 
 after, since the speed of a machine drifts; all start from one warm-started policy. Steps count from
 `--from-step` on, after more than a second; not many do, since what the policy learns changes what
 steps cost. Rounds are kept in `--out`/rounds.jsonl, and a second call adds to them. A run beside
-which other programs used the processors is left out of the medians.
+which other programs used much of the processors is left out of the medians.
 """
 
 import argparse
@@ -29,15 +29,15 @@ from tba.api import let_idle_threads_sleep
 from tba.config import Config
 from tba.config.load import load_config
 from tba.plan.measure import measure
-from tba.plan.planning import Point, plan
-from tba.plan.simulation import Setup
+from tba.plan.planning import Point, point
+from tba.plan.simulation import Setup, simulate
 from tba.policy.initial import initial_model
 from tba.run.rollouts import RolloutLog
 
 SEARCHERS = (1, 2, 3, 4)
-QUIET = 0.15
+QUIET = 0.3
 """Cores that other programs may use beside a run that counts."""
-SAMPLE_S = 0.5
+SAMPLE_S = 0.25
 TICKS = os.sysconf("SC_CLK_TCK")
 NAMES = {
     "steps_per_s": "steps/s",
@@ -92,44 +92,64 @@ def _config(out: Path, steps: int) -> Config:
 
 
 def _round(config: Config, out: Path, from_step: int) -> Iterator[dict[str, Any]]:
-    """Measure a profile, then every run; yield a line for each run."""
+    """Measure a profile, then every run; yield a line for each run.
+
+    What other programs take of the processors during a run is taken off those of its prediction.
+    """
     profile = measure(config, lambda text: None)
     profile.write(out / "profile.json")
-    costs = {"trainer": profile.trainer_slowdown, "searcher": profile.searcher_slowdown}
-    costs |= {"search_ms": 1e3 * sum(profile.stages_s.values())}
-    setup = Setup(searchers=1, warm_up=from_step, steps=config.trainer.steps - from_step)
-    for point in plan(profile, config, setup, SEARCHERS).points:
-        with _others() as others:
-            seen = _train(config, point.searchers, out / f"run-{point.searchers}", from_step)
+    for count in SEARCHERS:
+        with _watched() as samples:
+            seen, window = _train(config, count, out / f"run-{count}", from_step)
+        others = _others(samples, window)
+        left = dataclasses.replace(profile, places=profile.places - others)
+        setup = Setup(count, warm_up=from_step, steps=config.trainer.steps - from_step)
         yield {
-            "searchers": point.searchers,
-            "predicted": dataclasses.asdict(_predicted(point)),
+            "searchers": count,
+            "predicted": dataclasses.asdict(
+                _predicted(point(simulate(left, config, setup), setup))
+            ),
             "measured": dataclasses.asdict(seen),
-            "others": others[0],
-            "profile": costs,
+            "others": others,
+            "slowdown": [profile.trainer_slowdown, profile.searcher_slowdown],
         }
 
 
+@dataclass(frozen=True)
+class Sample:
+    """Processor seconds up to a moment."""
+
+    time: float
+    """Since 1970."""
+    busy_s: float
+    """Of all processors of this machine."""
+    own_s: dict[int, float]
+    """Of each process of this program."""
+
+
 @contextmanager
-def _others() -> Iterator[list[float]]:
-    """Put the cores that other programs use during the block into the list."""
-    found: list[float] = []
-    own: dict[int, tuple[float, float]] = {}  # process -> processor seconds first and last seen
+def _watched() -> Iterator[list[Sample]]:
+    """Take samples during the block."""
+    samples: list[Sample] = []
     ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(SAMPLE_S):
-            for process, seconds in _own_s():
-                own[process] = (own.get(process, (seconds,))[0], seconds)
+            samples.append(Sample(time.time(), _busy_s(), dict(_own_s())))
 
     watcher = threading.Thread(target=watch, daemon=True)
-    started, busy_s = time.perf_counter(), _busy_s()
     watcher.start()
-    yield found
+    yield samples
     ended.set()
     watcher.join()
-    other_s = _busy_s() - busy_s - sum(last - first for first, last in own.values())
-    found.append(max(other_s, 0.0) / (time.perf_counter() - started))
+
+
+def _others(samples: list[Sample], window: tuple[float, float]) -> float:
+    """Return the cores that other programs used within a window of time."""
+    inside = [sample for sample in samples if window[0] <= sample.time <= window[1]]
+    first, last = inside[0], inside[-1]
+    own = sum(last.own_s[process] - first.own_s.get(process, 0.0) for process in last.own_s)
+    return max(last.busy_s - first.busy_s - own, 0.0) / (last.time - first.time)
 
 
 def _own_s() -> Iterator[tuple[int, float]]:
@@ -150,8 +170,10 @@ def _busy_s() -> float:
     return (sum(ticks) - ticks[3] - ticks[4]) / TICKS  # less idle, waiting
 
 
-def _train(config: Config, searchers: int, folder: Path, from_step: int) -> Seen:
-    """Train with so many searchers."""
+def _train(
+    config: Config, searchers: int, folder: Path, from_step: int
+) -> tuple[Seen, tuple[float, float]]:
+    """Train with so many searchers; return what was seen, and when counting began and ended."""
     search = config.search.model_copy(update={"searchers": searchers})
     own = config.model_copy(update={"search": search})
     tba.train(own, run_dir=folder, clean=folder.exists(), progress=False)
@@ -164,12 +186,13 @@ def _train(config: Config, searchers: int, folder: Path, from_step: int) -> Seen
         line["search_tokens_per_s"] * (line["time"] - lines[0]["time"]) for line in (first, last)
     ]
     assert tokens[0] > 0, "--from-step lies within the first second"
-    return Seen(
+    seen = Seen(
         steps_per_s=len(counted) / seconds,
         searched_per_s=(tokens[1] - tokens[0]) / seconds / _mean_length(folder),
         tokens_per_step=statistics.fmean(line["tokens_trained"] for line in counted),
         staleness_mean=statistics.fmean(line["staleness_mean"] for line in counted),
     )
+    return seen, (first["time"], last["time"])
 
 
 def _mean_length(folder: Path) -> float:
@@ -179,12 +202,12 @@ def _mean_length(folder: Path) -> float:
     return statistics.fmean(lengths)
 
 
-def _predicted(point: Point) -> Seen:
+def _predicted(of: Point) -> Seen:
     return Seen(
-        steps_per_s=point.steps_per_s,
-        searched_per_s=point.searched_per_s,
-        tokens_per_step=point.trained_tokens_per_s / point.steps_per_s,
-        staleness_mean=point.staleness_mean,
+        steps_per_s=of.steps_per_s,
+        searched_per_s=of.searched_per_s,
+        tokens_per_step=of.trained_tokens_per_s / of.steps_per_s,
+        staleness_mean=of.staleness_mean,
     )
 
 

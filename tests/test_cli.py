@@ -193,10 +193,10 @@ def test_a_plan_is_made_again_from_its_profile(tmp_path):
     made_profile().write(tmp_path / "profile.json")
     out = tmp_path / "again"
     given = ["--profile", str(tmp_path / "profile.json"), "--out", str(out)]
-    result = runner.invoke(app, ["plan", *given, "--searchers", "1,2", "--sync.sync_every", "4"])
+    result = runner.invoke(app, ["plan", *given, "--searchers", "2,8", "--sync.sync_every", "4"])
     assert result.exit_code == 0, result.output
     assert "steps/s" in result.stdout
-    assert "searchers on: the trainer draws no more samples than" in result.stdout
+    assert "searchers on: the trainer draws no more samples than" in result.stdout  # 4 or 5
     assert sorted(path.name for path in out.iterdir()) == ["plan.json", "plan.png", "profile.json"]
 
 

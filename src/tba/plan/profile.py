@@ -111,7 +111,7 @@ class Profile:
     """The run's settings, whole."""
     cores: int
     """Cores the run may use."""
-    places: int
+    places: float
     """Processes of the run that can be busy at once."""
     trainer_slowdown: float
     """How many times longer a step takes beside a busy searcher, 1 if not at all."""
