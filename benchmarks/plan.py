@@ -3,10 +3,11 @@
     python -m benchmarks.plan --out build/plan
 
 Each round measures a profile, predicts from it, and trains with each number of searchers right
-after, since the speed of a machine drifts; all start from one warm-started policy. Steps count from
-`--from-step` on, after more than a second; not many do, since what the policy learns changes what
-steps cost. Rounds are kept in `--out`/rounds.jsonl, and a second call adds to them. A run beside
-which other programs used much of the processors is left out of the medians.
+after, since the speed of a machine drifts. All start from one warm-started policy, which a tiny
+learning rate holds still: a profile is of one policy, and one that learns changes what steps cost.
+Steps count from `--from-step` on, after more than a second. What other programs took of the
+processors during a run is taken off those of its prediction, and where it was much, the run is left
+out of the medians. Rounds are kept in `--out`/rounds.jsonl, and a second call adds to them.
 """
 
 import argparse
@@ -66,7 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/plan"))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--from-step", type=int, default=40)
     arguments = parser.parse_args()
     let_idle_threads_sleep()
@@ -88,7 +89,8 @@ def _config(out: Path, steps: int) -> Config:
     model = initial_model(load_config(["arithmetic"]), out / "model", torch.device("cpu"), print)
     own = ["--model.build=none", "--warm_start.steps=0", f"--model.model_name_or_path={model}"]
     short = [f"--trainer.steps={steps}", "--evaluation.queries=64", "--checkpoint.every=0"]
-    return load_config(["arithmetic"], [*own, *short])
+    still = ["--trainer.learning_rate=1e-9"]
+    return load_config(["arithmetic"], [*own, *short, *still])
 
 
 def _round(config: Config, out: Path, from_step: int) -> Iterator[dict[str, Any]]:
