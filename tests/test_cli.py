@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 import tba
+from plan.profiles import made_profile
 from tba.cli import app
 from tba.config.load import load_config
 from tba.errors import DivergedError, ModelError
@@ -163,6 +164,40 @@ def test_resuming_what_is_no_run_is_refused(calls, tmp_path):
 )
 def test_a_wrong_evaluation_is_one_sentence_and_exit_code_2(arguments, sentence):
     assert refusal(*arguments.split()).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("plan", "plan takes either a run, named as for train, or a --profile"),
+        ("plan arithmetic --profile p.json", "plan takes either a run, named as for train, or"),
+        ("plan arithmetik", "there is no recipe arithmetik"),
+        ("plan arithmetic --serchers 4", "there is no option --serchers (did you mean --searche"),
+        ("plan arithmetic --searchers 0,2", "--searchers is 0,2, expected numbers from 1 to 4,096"),
+        ("plan arithmetic --searchers a", "--searchers is a, expected numbers"),
+        ("plan arithmetic --lengths 200", "--lengths is 200, expected a mean of at least 1"),
+        ("plan arithmetic --lengths 200,x", "--lengths is 200,x, expected a mean"),
+        ("plan arithmetic --ranks 0", "Invalid value for '--ranks'"),
+        ("plan --profile no.json", "the profile no.json cannot be read: No such file"),
+        (
+            "plan arithmetic --runtime.kind inline",
+            "runtime.kind is inline, where search and training take turns",
+        ),
+    ],
+)
+def test_a_wrong_plan_is_one_sentence_and_exit_code_2(arguments, sentence):
+    assert refusal(*arguments.split()).startswith(sentence)
+
+
+def test_a_plan_is_made_again_from_its_profile(tmp_path):
+    made_profile().write(tmp_path / "profile.json")
+    out = tmp_path / "again"
+    given = ["--profile", str(tmp_path / "profile.json"), "--out", str(out)]
+    result = runner.invoke(app, ["plan", *given, "--searchers", "2,8", "--sync.sync_every", "4"])
+    assert result.exit_code == 0, result.output
+    assert "steps/s" in result.stdout
+    assert "searchers on: the trainer draws no more samples than" in result.stdout  # 4 or 5
+    assert sorted(path.name for path in out.iterdir()) == ["plan.json", "plan.png", "profile.json"]
 
 
 def test_a_bug_of_ours_keeps_its_traceback(calls):

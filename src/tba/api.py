@@ -101,8 +101,8 @@ def _is_starting() -> bool:
     return getattr(multiprocessing.current_process(), "_inheriting", False)
 
 
-def default_run_dir(sources: Sequence[str | Config]) -> Path:
-    """Return `runs/NAME-DATE-TIME`, named after the first source."""
+def default_run_dir(sources: Sequence[str | Config], among: Path = RUNS) -> Path:
+    """Return a folder NAME-DATE-TIME among others, named after the first source."""
     first = sources[0] if sources else "run"
     name = Path(first).stem if isinstance(first, str) else "run"
-    return RUNS / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return among / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -1,4 +1,4 @@
-"""The command line: `tba train`, `tba eval`, `tba analyse`, `tba doctor`.
+"""The command line: `tba train`, `tba plan`, `tba eval`, `tba analyse`, `tba doctor`.
 
 Whatever the user got wrong ends in one sentence on stderr and exit code 2; a run that could not go
 on, in one sentence and exit code 1; Ctrl-C, in 130 after the run has closed. Torch is imported
@@ -24,6 +24,7 @@ from tba.config.explain import nearest
 from tba.config.load import dump_toml, load_config, recipes
 from tba.config.toml import literal
 from tba.errors import ConfigError, TbaError, UserError
+from tba.plan.options import length_shape, planned, searcher_counts
 from tba.run.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ SETTINGS_ALLOWED = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Lets `--section.key value` pass through to the configuration."""
 HELP_WIDTH = 100
 PAPER_WIDTH = 160
+PLANS = Path("plans")
+"""Where plans go that are given no folder."""
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer does not export it
 EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -153,6 +156,66 @@ def _report(summary: "Summary", folder: Path) -> None:
     elif summary.detail:
         print(summary.detail)
     print(f"everything about the run is in {folder}")
+
+
+@app.command("plan", cls=ConfigurableCommand, context_settings=SETTINGS_ALLOWED)
+def make_plan(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RECIPE_OR_TOML... [--section.key value ...]",
+            help="The run, named as for train; with --profile nothing but single settings.",
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="Plan again from this profile, without measuring.")
+    ] = None,
+    searchers: Annotated[
+        str | None,
+        typer.Option(help="Numbers of searchers. [default: 1 to 8; --apart: 1,2,4,...,1024]"),
+    ] = None,
+    apart: Annotated[
+        bool, typer.Option("--apart", help="Each searcher has a machine like this one to itself.")
+    ] = False,
+    ranks: Annotated[int, typer.Option(min=1, help="Trainer ranks, a machine each.")] = 1,
+    bandwidth: Annotated[
+        float, typer.Option(min=1e-3, help="Network between machines, in GB/s.")
+    ] = 10.0,
+    lengths: Annotated[
+        str | None,
+        typer.Option(help="MEAN,DEVIATION of lognormal lengths in tokens. [default: as measured]"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the results. [default: plans/NAME-DATE-TIME]")
+    ] = None,
+) -> None:
+    """Predict speed, idle shares and staleness of a run with N searchers, without doing it."""
+    names = ["profile", "searchers", "apart", "ranks", "bandwidth", "lengths", "out"]
+    sources, overrides = _split(arguments or [], names)
+    config, costs = planned(sources, overrides, profile)
+    counts = searcher_counts(searchers, apart=apart)
+    shape = length_shape(lengths)
+    folder = api.default_run_dir(sources or [str(profile)], PLANS) if out is None else out
+    api.let_idle_threads_sleep()
+    from tba.plan.planning import plan
+    from tba.plan.report import answers, costs_table, draw_picture, plan_table
+    from tba.plan.simulation import Setup
+
+    if costs is None:
+        from tba.plan.measure import measure
+
+        costs = measure(config, lambda text: print(f"tba: {text}", file=sys.stderr))
+    setup = Setup(1, ranks, apart, bytes_per_s=1e9 * bandwidth, lengths=shape)
+    made = plan(costs, config, setup, counts)
+    costs.write(folder / "profile.json")
+    made.write(folder / "plan.json")
+    console = Console(width=None if sys.stdout.isatty() else PAPER_WIDTH, highlight=False)
+    console.print(costs_table(costs), "", plan_table(made), "", sep="\n")
+    for sentence in answers(made):
+        print(sentence)
+    if not draw_picture(made, folder / "plan.png"):
+        print("no picture: matplotlib is missing (the extra report)")
+    print(f"everything is in {folder}")
 
 
 @app.command("eval", cls=ConfigurableCommand, context_settings=SETTINGS_ALLOWED)

@@ -1,0 +1,67 @@
+"""What the user says on the command line, turned into what a plan is asked for. Free of torch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tba.config import Config
+from tba.config.load import load_config
+from tba.errors import ConfigError
+from tba.plan.profile import Profile
+
+HERE = "1,2,3,4,5,6,7,8"
+APART = "1,2,4,8,16,32,64,128,256,512,1024"
+MOST_SEARCHERS = 4_096
+
+
+def searcher_counts(text: str | None, *, apart: bool) -> list[int]:
+    """Return the numbers of searchers to simulate.
+
+    Raises:
+        ConfigError: Some are no such numbers.
+    """
+    words = (text or (APART if apart else HERE)).split(",")
+    counts = [int(word) if word.strip().isdecimal() else 0 for word in words]
+    if not all(1 <= count <= MOST_SEARCHERS for count in counts):
+        raise ConfigError(
+            f"--searchers is {text}, expected numbers from 1 to {MOST_SEARCHERS:,}, such as 1,2,4"
+        )
+    return counts
+
+
+def length_shape(text: str | None) -> tuple[float, float] | None:
+    """Return mean and standard deviation of response lengths; None: as measured.
+
+    Raises:
+        ConfigError: They are no two positive numbers.
+    """
+    if text is None:
+        return None
+    try:
+        mean, deviation = (float(word) for word in text.split(","))
+    except ValueError:
+        mean = deviation = 0.0
+    if not (1 <= mean < float("inf") and 0 < deviation < float("inf")):
+        raise ConfigError(
+            f"--lengths is {text}, expected a mean of at least 1 and a deviation above 0, such as "
+            "200,80"
+        )
+    return mean, deviation
+
+
+def planned(
+    sources: Sequence[str], overrides: Sequence[str], file: Path | None
+) -> tuple[Config, Profile | None]:
+    """Return the run that is planned, and its profile where one was given.
+
+    Raises:
+        ConfigError: Neither or both are named, or something in them is wrong.
+    """
+    if bool(sources) == (file is not None):
+        raise ConfigError(
+            "plan takes either a run, named as for train, or a --profile; single settings may go "
+            "with both"
+        )
+    if file is None:
+        return load_config(sources, overrides), None
+    profile = Profile.read(file)
+    return profile.changed(overrides), profile
