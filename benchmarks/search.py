@@ -148,6 +148,7 @@ class RowsEnd(StoppingCriteria):
         self._until = torch.from_numpy(prompt + lengths.reshape(-1)).to(device)  # [row]
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **_: object) -> Tensor:
+        """Return which rows are at their ends."""
         return self._until <= input_ids.shape[1]
 
 
