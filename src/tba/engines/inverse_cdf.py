@@ -26,7 +26,11 @@ def pick(
         size = max(1, _CHUNK_ON_CPU // scores.shape[1])
     chunks = zip(scores.split(size), uniform.split(size), strict=True)
     tokens, log_probs = zip(
-        *(_pick_chunk(part.float(), numbers, temperature) for part, numbers in chunks), strict=True
+        *(
+            _pick_chunk(part.to(torch.float32, copy=True), numbers, temperature)
+            for part, numbers in chunks
+        ),
+        strict=True,
     )
     return torch.cat(tokens), torch.cat(log_probs)
 
@@ -36,13 +40,14 @@ def _pick_chunk(
     uniform: Float[Tensor, "group sample"],
     temperature: float,
 ) -> tuple[Int[Tensor, "group sample"], Float[Tensor, "group sample"]]:
+    """Pick in a chunk of float32 scores, which are overwritten."""
     if temperature == 0:
         token = scores.argmax(dim=-1, keepdim=True)
         log_prob = scores.gather(1, token) - scores.logsumexp(dim=-1, keepdim=True)
         return token.expand(uniform.shape), log_prob.expand(uniform.shape)
     if temperature != 1:
-        scores = scores / temperature
-    weights = (scores - scores.amax(dim=-1, keepdim=True)).exp_()
+        scores.div_(temperature)
+    weights = scores.sub_(scores.amax(dim=-1, keepdim=True)).exp_()
     token, total = _invert(weights, uniform)
     return token, (weights.gather(1, token) / total).log()
 
@@ -55,7 +60,9 @@ def _invert(
     if vocabulary <= _BLOCK:
         sums = weights.cumsum(dim=-1)
         return _first_above(sums, uniform * sums[:, -1:]), sums[:, -1:]
-    blocks = pad(weights, (0, -vocabulary % _BLOCK)).unflatten(1, (-1, _BLOCK))
+    if missing := -vocabulary % _BLOCK:
+        weights = pad(weights, (0, missing))
+    blocks = weights.unflatten(1, (-1, _BLOCK))
     sums = blocks.sum(dim=-1).cumsum(dim=-1)  # [group, block]
     sought = uniform * sums[:, -1:]
     block = _first_above(sums, sought)

@@ -124,11 +124,11 @@ class _Levels:
     def __init__(self) -> None:
         self._states: Tensor | None = None
 
-    def of(self, states: Tensor) -> tuple[Tensor, Float[Tensor, ""]]:
+    def of(self, states: Tensor) -> tuple[Tensor, float]:
         """Return the levels and the step between them."""
         if states is not self._states:
             low, high = torch.aminmax(states)
-            self._step = torch.maximum(-low, high).float().clamp(min=_TINY) / 127
+            self._step = max(-low.item(), high.item(), _TINY) / 127
             self._levels = (states * (1 / self._step)).round_().to(torch.int8)
             self._states = states
         return self._levels, self._step
@@ -138,12 +138,11 @@ def _int8_on_cpu(inputs: _Levels, weight: Float[Tensor, "out in"]) -> Quick:
     rounded, scale = _rounded(weight.contiguous())
     packed = torch.ops.onednn.qlinear_prepack(rounded, None)
     zeros = torch.zeros(len(scale), dtype=torch.int32)
-    zero = torch.zeros((), dtype=torch.int32)
 
     def multiply(states: Tensor, bias: Tensor | None) -> Tensor:
         levels, step = inputs.of(states)
-        return torch.ops.onednn.qlinear_pointwise.tensor(
-            *(levels, step, zero, packed, scale, zeros, bias),
+        return torch.ops.onednn.qlinear_pointwise(
+            *(levels, step, 0, packed, scale, zeros, bias),
             *(1.0, 0, states.dtype, "none", [], ""),
         )
 

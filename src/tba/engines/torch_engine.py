@@ -8,12 +8,12 @@ when finished rows leave the batch cannot change which numbers the others get. O
 that appends a token is recorded once and replayed (`tba.engines.recording`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -65,7 +65,7 @@ class TorchEngine:
             log_mu=torch.zeros(shape, dtype=torch.float32, device=uniform.device),
         )
         prefix = prompt_pass(self._model, [query.prompt_ids for query in queries])
-        rows = _Rows(self._model, prefix, uniform, sampling, is_stop=self._is_stop, out=out)
+        rows = _Rows(self._model, prefix, uniform, sampling, stops=self._stops, out=out)
         rhythm = _RHYTHMS[uniform.device.type]
         for at in range(1, uniform.shape[1]):
             if at % rhythm.period == 0 and not rows.drop_finished(rhythm.live_share):
@@ -82,9 +82,14 @@ class TorchEngine:
         """Derive the quick forms of the weights, where there are any, from the parameters."""
         linears.refresh(self._model)
 
+    def _stops(self, row: Tensor, at: Tensor, token: Tensor) -> Tensor:
+        """Whether a row ends with the token that it has at a place; the shapes broadcast."""
+        return self._is_stop[token]
+
     def _responses(self, out: "_Output") -> list[Response]:
         """Cut each row after its first stop token."""
-        stops = self._is_stop[out.tokens].cpu().numpy()
+        rows, places = (torch.arange(size, device=out.tokens.device) for size in out.tokens.shape)
+        stops = self._stops(rows[:, None], places, out.tokens).cpu().numpy()
         tokens = out.tokens.cpu().numpy().astype(np.int32)
         log_mu = out.log_mu.cpu().numpy()
         stopped = np.any(stops, axis=1)
@@ -117,14 +122,14 @@ class _Rows:
         uniform: Float[Tensor, "row token"],
         sampling: Sampling,
         *,
-        is_stop: Bool[Tensor, " vocabulary"],
+        stops: Callable[[Tensor, Tensor, Tensor], Tensor],
         out: _Output,
     ) -> None:
         """Sample the first token of each row."""
         self._model = model
         self._uniform = uniform
         self._temperature = sampling.temperature
-        self._is_stop = is_stop
+        self._stops = stops
         self._out = out
         self._sequences = DecodingSequences(prefix, sampling.samples_per_query, uniform.shape[1])
         self._at = torch.zeros(1, dtype=torch.long, device=uniform.device)  # of the token to come
@@ -166,5 +171,5 @@ class _Rows:
     def _note(self, token: Int[Tensor, " row"], log_mu: Float[Tensor, " row"]) -> None:
         self._out.tokens[self._rows, self._at] = token
         self._out.log_mu[self._rows, self._at] = log_mu
-        self._done |= self._is_stop[token]
+        self._done |= self._stops(self._rows, self._at, token)
         self._at += 1
