@@ -43,6 +43,7 @@ EXTRAS = {
         "hypothesis",
         "matplotlib",
         "mypy",
+        "peft",
         "pytest",
         "pytest-timeout",
         "ruff",

@@ -47,7 +47,7 @@ def test_draws_have_the_versions_and_tokens_of_the_real_buffer(settings):
     simulated = SimulatedBuffer(QUERIES, catalogue.most_common, config, generator)
     fresh = itertools.count(10)
     versions, tokens = {"real": [], "simulated": []}, {"real": [], "simulated": []}
-    for version in range(180):
+    for version in range(300):
         found = catalogue.find(generator.choice(QUERIES, 4, replace=False), version)
         simulated.add(found)
         real.add(real_batch(found, fresh))

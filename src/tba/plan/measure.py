@@ -283,7 +283,7 @@ class _Measurement:
             worked, waited = [], []
             for batch in batches:
                 wall, processor = own_s(), time.thread_time()
-                log.append_all([from_bytes(batch.payload)])
+                log.append_all([batch.payload])
                 busy_s = time.thread_time() - processor
                 worked.append(busy_s / len(batch.found))
                 waited.append(max(own_s() - wall - busy_s, 0.0))
