@@ -1,4 +1,7 @@
 import copy
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -81,3 +84,27 @@ def test_float32_is_left_as_it_is():
 def test_float8_on_a_cpu_is_refused():
     with pytest.raises(ConfigError, match=r"search\.precision is float8, but .* cpu has no 8-bit"):
         quicken(tiny_model("llama"), "float8")
+
+
+_PRODUCTS = """
+import torch
+from tba.engines.linears import QuickLinear, _maker
+torch.set_grad_enabled(False)
+for outputs in (192, 576):
+    layer = torch.nn.Linear(576, outputs).bfloat16()
+    quick = QuickLinear(layer, _maker(torch.device("cpu"), "int8"))
+    for rows in (1, 2, 8):
+        quick(torch.randn(1, rows, 576).bfloat16())
+"""
+
+
+@pytest.mark.parametrize("instructions", ["DEFAULT", "AVX512_CORE_BF16"])
+def test_products_in_int8_never_fall_back_to_plain_loops(instructions):
+    environment = {**os.environ, "ONEDNN_VERBOSE": "1", "ONEDNN_MAX_CPU_ISA": instructions}
+    command = [sys.executable, "-c", _PRODUCTS]
+    out = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    lines = [line for line in out.stdout.splitlines() if "exec,cpu,matmul" in line]
+    assert len(lines) == 6
+    if not torch.cpu._is_avx512_supported():
+        pytest.skip("which products other CPUs have is not known")
+    assert not [line for line in lines if ",ref" in line]

@@ -33,6 +33,9 @@ Quick = Callable[[Tensor, Tensor | None], Tensor]
 
 _FEWEST_ROWS = 17
 """Rows below which `torch._int_mm` refuses; the rest is padding."""
+_ZERO = 128
+"""Level of zero among unsigned ones: with signed inputs, oneDNN falls back to plain loops for some
+shapes, and on CPUs without AMX for all."""
 _TINY = 1e-12
 
 
@@ -125,11 +128,12 @@ class _Levels:
         self._states: Tensor | None = None
 
     def of(self, states: Tensor) -> tuple[Tensor, float]:
-        """Return the levels and the step between them."""
+        """Return the levels, of which `_ZERO` means zero, and the step between them."""
         if states is not self._states:
             low, high = torch.aminmax(states)
             self._step = max(-low.item(), high.item(), _TINY) / 127
-            self._levels = (states * (1 / self._step)).round_().to(torch.int8)
+            signed = (states * (1 / self._step)).round_().to(torch.int8)
+            self._levels = signed.view(torch.uint8).bitwise_xor_(_ZERO)  # + 128
             self._states = states
         return self._levels, self._step
 
@@ -137,12 +141,11 @@ class _Levels:
 def _int8_on_cpu(inputs: _Levels, weight: Float[Tensor, "out in"]) -> Quick:
     rounded, scale = _rounded(weight.contiguous())
     packed = torch.ops.onednn.qlinear_prepack(rounded, None)
-    zeros = torch.zeros(len(scale), dtype=torch.int32)
 
     def multiply(states: Tensor, bias: Tensor | None) -> Tensor:
         levels, step = inputs.of(states)
         return torch.ops.onednn.qlinear_pointwise(
-            *(levels, step, 0, packed, scale, zeros, bias),
+            *(levels, step, _ZERO, packed, scale, None, bias),
             *(1.0, 0, states.dtype, "none", [], ""),
         )
 
