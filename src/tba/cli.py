@@ -28,6 +28,8 @@ from tba.plan.options import length_shape, planned, searcher_counts
 from tba.run.folder import RunFolder
 
 if TYPE_CHECKING:
+    from tba.plan.planning import Plan
+    from tba.plan.profile import Profile
     from tba.run.summary import Summary
 
 SETTINGS_ALLOWED = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -198,7 +200,6 @@ def make_plan(
     folder = api.default_run_dir(sources or [str(profile)], PLANS) if out is None else out
     api.let_idle_threads_sleep()
     from tba.plan.planning import plan
-    from tba.plan.report import answers, costs_table, draw_picture, plan_table
     from tba.plan.simulation import Setup
 
     if costs is None:
@@ -209,6 +210,13 @@ def make_plan(
     made = plan(costs, config, setup, counts)
     costs.write(folder / "profile.json")
     made.write(folder / "plan.json")
+    _report_plan(costs, made, folder)
+
+
+def _report_plan(costs: "Profile", made: "Plan", folder: Path) -> None:
+    """Show what was measured and what is predicted."""
+    from tba.plan.report import answers, costs_table, draw_picture, plan_table
+
     console = Console(width=None if sys.stdout.isatty() else PAPER_WIDTH, highlight=False)
     console.print(costs_table(costs), "", plan_table(made), "", sep="\n")
     for sentence in answers(made):

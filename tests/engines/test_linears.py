@@ -108,3 +108,11 @@ def test_products_in_int8_never_fall_back_to_plain_loops(instructions):
     if not torch.cpu._is_avx512_supported():
         pytest.skip("which products other CPUs have is not known")
     assert not [line for line in lines if ",ref" in line]
+
+
+def test_int8_on_a_cpu_without_onednn_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    with pytest.raises(
+        ConfigError, match=r"int8, but this build of torch has no oneDNN"
+    ):
+        quicken(tiny_model("llama"), "int8")

@@ -5,10 +5,10 @@
 
 A new token attends to both at once, under one softmax. The samples of a query, and the heads of a
 group, are queries to one matrix of prompt keys, so these are read once for all of them; with groups
-in front, they lie side by side as they are. On CPUs
-both parts are held and computed in float32, in which many small products are quicker than in
-bfloat16. On GPUs what is read of the rows' own room grows by whole blocks, so that one recorded
-pass serves many tokens; what is not yet written is masked.
+in front, they lie side by side as they are. On CPUs both parts are held and computed in float32, in
+which many small products are quicker than in bfloat16. On GPUs what is read of the rows' own room
+grows by whole blocks, so that one recorded pass serves many tokens; what is not yet written is
+masked.
 """
 
 import math
@@ -149,10 +149,10 @@ class DecodingSequences:
     def _append(
         self, room: Float[Tensor, "group row token width"], new: Float[Tensor, "group row width"]
     ) -> None:
-        if room.device.type == "cpu":
+        if self._block == 1:
             room[:, :, self._held] = new
         else:  # at a place that a recording does not fix
-            room.index_copy_(2, self._next, new.unsqueeze(2))
+            room.index_copy_(2, self._next, new.unsqueeze(2).to(room.dtype))
 
     def _layer(
         self,

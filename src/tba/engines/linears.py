@@ -94,6 +94,11 @@ def _maker(
 ) -> Callable[[Float[Tensor, "out in"]], Quick] | None:
     """Return what makes the quick forms, None where the weights are as quick as they are."""
     if precision == "int8":
+        if device.type == "cpu" and not torch.backends.mkldnn.is_available():
+            raise ConfigError(
+                "search.precision is int8, but this build of torch has no oneDNN, whose 8-bit "
+                "products it needs on a CPU: use bfloat16 or float32"
+            )
         return partial(_int8_on_cpu, _Levels()) if device.type == "cpu" else _int8_by_row
     if precision == "float8":
         if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
