@@ -112,7 +112,5 @@ def test_products_in_int8_never_fall_back_to_plain_loops(instructions):
 
 def test_int8_on_a_cpu_without_onednn_is_refused(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    with pytest.raises(
-        ConfigError, match=r"int8, but this build of torch has no oneDNN"
-    ):
+    with pytest.raises(ConfigError, match=r"int8, but this build of torch has no oneDNN"):
         quicken(tiny_model("llama"), "int8")
