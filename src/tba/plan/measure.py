@@ -8,12 +8,13 @@ contention   a searcher's process and the trainer: each alone, then both at once
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -53,8 +54,11 @@ from tba.update import PolicyUpdate
 
 NEVER = 10**9
 """Steps between two syncs of a trainer that shall not publish."""
+ROUNDS = 2
+"""How often what is compared is measured, by turns, so that a drift of the machine touches all."""
 
 Tell = Callable[[str], None]
+T = TypeVar("T")
 
 
 def measure(config: Config, tell: Tell) -> Profile:
@@ -100,6 +104,15 @@ def _changed(config: Config, section: str, **values: Any) -> Config:
     """Return settings with some values of a section replaced, unchecked."""
     changed = getattr(config, section).model_copy(update=values)
     return config.model_copy(update={section: changed})
+
+
+def _by_turns(*measurements: Callable[[], Iterable[T]]) -> list[list[T]]:
+    """Do each measurement in turn, `ROUNDS` times; return what each of them found."""
+    found: list[list[T]] = [[] for _ in measurements]
+    for _ in range(ROUNDS):
+        for own, measured in zip(found, measurements, strict=True):
+            own += measured()
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +187,7 @@ class _Measurement:
         self._update = PolicyUpdate(policy.model, self._config, policy.eos_ids)
         self._store = WeightStore(self._update.published(), getattr(torch, config.search.dtype))
         self._version = 0
+        self._next_ticket = 0
         self._runtime = _Replay()
         self._buffer = ReplayBuffer(
             config.buffer.capacity_per_query, annotation_names(config.objective)
@@ -192,21 +206,22 @@ class _Measurement:
         """Measure one thing after the other."""
         config, search = self._config, self._config.search
         self._tell("measuring search")
-        base = self._search(config)
-        fewer = _changed(config, "search", samples_per_query=max(1, search.samples_per_query // 2))
+        fewer = max(1, search.samples_per_query // 2)
         shorter = max(1, search.max_completion_length // 2)
-        others = [
-            *self._search(fewer),
-            *self._search(_changed(config, "search", max_completion_length=shorter)),
-        ]
+        base, *others = _by_turns(
+            lambda: self._search(config),
+            lambda: self._search(_changed(config, "search", samples_per_query=fewer)),
+            lambda: self._search(_changed(config, "search", max_completion_length=shorter)),
+        )
         self._tell("measuring the wires")
         publish_s, hash_s = self._publish()
         store_s, store_wait_s = self._log(base)
         add_s = self._add(base)
         self._tell("measuring training")
-        steps = list(self._steps(self._trainer(config)))
         half = max(1, config.trainer.queries_per_batch // 2)
-        smaller = self._steps(self._trainer(_changed(config, "trainer", queries_per_batch=half)))
+        trainer = self._trainer(config)
+        halved = self._trainer(_changed(config, "trainer", queries_per_batch=half))
+        steps, smaller = _by_turns(lambda: self._steps(trainer), lambda: self._steps(halved))
         self._tell("measuring both at once")
         trainer_slowdown, searcher_slowdown = self._contention()
         weights = list(self._model.parameters())
@@ -217,13 +232,13 @@ class _Measurement:
             places=_places(config, self._device),
             trainer_slowdown=trainer_slowdown,
             searcher_slowdown=searcher_slowdown,
-            search=fit([batch.work for batch in base], [batch.work for batch in others]),
+            search=fit(_works(base), _works(chain(*others))),
             stages_s={
                 str(stage): statistics.fmean(batch.seconds[stage] for batch in base)
                 for stage in base[0].seconds
             },
             pull_s=statistics.fmean(batch.pull_s for batch in base),
-            step=fit(steps, list(smaller)),
+            step=fit(steps, smaller),
             publish_s=publish_s,
             hash_s=hash_s,
             store_s=store_s,
@@ -242,7 +257,8 @@ class _Measurement:
         stopwatch = Stopwatch()
         seat = Seat(0, announce=stopwatch.announce, send=lambda batch: None)
         torch.set_num_threads(searcher_threads(config))
-        with open_lane(self._search_plan(config), seat, 0, self._device) as lane:
+        plan = self._search_plan(config)
+        with open_lane(plan, seat, plan.next_ticket, self._device) as lane:
 
             def search() -> _Searched:
                 self._publish_once()
@@ -256,10 +272,12 @@ class _Measurement:
             search()  # the first one is always slow
             batches = list(repeated(search))
         torch.set_num_threads(trainer_threads(config))
+        self._next_ticket = batches[-1].found[0].ticket + 1
         return batches
 
     def _search_plan(self, config: Config) -> SearchPlan:
-        return SearchPlan(config, self._model_folder, Stores(self._store, None), next_ticket=0)
+        stores = Stores(self._store, None)
+        return SearchPlan(config, self._model_folder, stores, next_ticket=self._next_ticket)
 
     # --- the wires
 
@@ -336,6 +354,10 @@ class _Measurement:
         trainer = self._trainer(self._config)
         plan = self._search_plan(config)
         return measure_contention(plan, self._folder, lambda: self._step(trainer).seconds)
+
+
+def _works(batches: Iterable[_Searched]) -> list[Measured]:
+    return [batch.work for batch in batches]
 
 
 def _responses(batches: Sequence[_Searched], samples: int) -> Responses:
