@@ -56,11 +56,13 @@ def micro_batches(batch: Batch, token_budget: int) -> Iterator[list[int]]:
     cost = np.array([len(prompt) for prompt in batch.prompts])
     np.add.at(cost, batch.query_of_row, inputs)
     chosen: list[int] = []
+    spent = 0
     for query in np.argsort(longest, kind="stable").tolist():
-        if chosen and cost[[*chosen, query]].sum() > token_budget:
+        if chosen and spent + cost[query] > token_budget:
             yield chosen
-            chosen = []
-        chosen = [*chosen, query]
+            chosen, spent = [], 0
+        chosen.append(query)
+        spent += cost[query]
     yield chosen
 
 

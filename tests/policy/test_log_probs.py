@@ -146,6 +146,19 @@ def test_attention_by_fused_kernels_gives_the_same(family, monkeypatch):
     _assert_same_values_and_gradients(model, found, mask, expected)
 
 
+@pytest.mark.parametrize("kept", [0, 100, 2**30])
+def test_weights_that_are_kept_or_computed_again_give_the_same(kept, monkeypatch):
+    monkeypatch.setitem(packed._OVERHEAD, "cpu", 0)  # several blocks
+    monkeypatch.setattr(block_attention, "_MOST_KEPT", kept)
+    model = tiny_model("qwen2")
+    prompts, responses, query_of_row = _batch()
+    found, mask = response_log_probs(
+        model, prompts, responses, query_of_row, temperature=TEMPERATURE
+    )
+    expected = _naive(model, prompts, responses, query_of_row)
+    _assert_same_values_and_gradients(model, found, mask, expected)
+
+
 def test_responses_of_one_token_alone_need_no_token_beyond_the_prompts():
     model = tiny_model("qwen2")
     prompts, _, query_of_row = _batch()

@@ -2,8 +2,8 @@
 
 All is float32, whose products are as fast here as those of bfloat16. The samples of a query and the
 heads of a group are folded into the rows of one product, so that no key is copied for any of them.
-The backward pass computes the softmax again, so nothing of the size of the scores is kept. GPUs
-have fused kernels for that, which want a copy of the prompt's keys for each row.
+The backward pass computes the softmax again where it is large, so nothing of the size of all scores
+is kept. GPUs have fused kernels for that, which want a copy of the prompt's keys for each row.
 
 Axes: heads fall into `group`s that share keys and values, `member` is the place in such a group.
 """
@@ -22,6 +22,10 @@ from torch.nn import functional
 from tba.policy.blocks import Block
 from tba.policy.forward import to_device
 from tba.records import Int64
+
+_MOST_KEPT = 2**18
+"""Weights of one layer that are kept for the backward pass (1 MiB); beyond, computing them again is
+cheaper than the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +202,14 @@ class _Attention(torch.autograd.Function):
         ctx.index, ctx.scale = index, scale
         queries, keys, values = query.float() * scale, key.float(), value.float()
         parts = []
-        for block in index.blocks:
+        ctx.weights = [None] * len(index.blocks)
+        kept = 0
+        for number, block in enumerate(index.blocks):
             weights = _softmax(block, block.rows_of(queries), block.keys_of(keys))
             parts.append(_weighted(block, weights, block.keys_of(values)))
+            if kept + weights.numel() <= _MOST_KEPT:
+                kept += weights.numel()
+                ctx.weights[number] = weights
         return index.in_order(parts).to(value.dtype)
 
     @staticmethod
@@ -211,12 +220,13 @@ class _Attention(torch.autograd.Function):
             above = gradient.float()
             of_key, of_value = torch.zeros_like(keys), torch.zeros_like(values)
             parts = []
-            for block in ctx.index.blocks:
+            for block, weights in zip(ctx.index.blocks, ctx.weights, strict=True):
                 own = block.rows_of(above)
                 if block.padding is not None:
                     own.index_fill_(0, block.padding, 0.0)
                 rows, seen = block.rows_of(queries), block.keys_of(keys)
-                weights = _softmax(block, rows, seen)
+                if weights is None:
+                    weights = _softmax(block, rows, seen)
                 _add_weighted(block, of_value, weights, own)
                 of_weights = _products(block, own, block.keys_of(values))
                 of_scores = torch.ops.aten._softmax_backward_data(

@@ -124,29 +124,32 @@ def _blocks_of(alike: list[Group], overhead: float) -> Iterator[Block]:
 
 def _alike(groups: list[Group], overhead: int) -> Iterator[list[Group]]:
     """Put small groups of similar shape together, so far as padding costs less than more blocks."""
-
-    def cost(members: list[Group]) -> int:
-        rows, longest, prefix = (
-            max(values)
-            for values in zip(
-                *((len(g.row_start), g.row_length[0], g.prefix_length) for g in members),
-                strict=True,
-            )
-        )
-        return len(members) * rows * int(longest) * (prefix + int(longest))
-
-    groups = sorted(groups, key=lambda g: (int(g.row_length[0]), g.prefix_length, len(g.row_start)))
+    groups = sorted(groups, key=_shape)
     chosen: list[Group] = []
+    widest = (0, 0, 0)  # the largest of each number of the chosen ones' shapes
     spent = 0
     for group in groups:
-        alone, together = cost([group]), cost([*chosen, group])
+        own = _shape(group)
+        joined = (max(widest[0], own[0]), max(widest[1], own[1]), max(widest[2], own[2]))
+        alone, together = _scores(1, own), _scores(len(chosen) + 1, joined)
         if chosen and together > min(spent + alone + overhead, _MOST_SCORES):
             yield chosen
-            chosen, together = [], alone
-        chosen = [*chosen, group]
-        spent = together
+            chosen, joined, together = [], own, alone
+        chosen.append(group)
+        widest, spent = joined, together
     if chosen:
         yield chosen
+
+
+def _shape(group: Group) -> tuple[int, int, int]:
+    """Return the longest row, the length of the prompt, and the number of rows."""
+    return int(group.row_length[0]), group.prefix_length, len(group.row_start)
+
+
+def _scores(groups: int, shape: tuple[int, int, int]) -> int:
+    """Return the scores of one head that are computed for so many groups of one shape."""
+    longest, prefix, rows = shape
+    return groups * rows * longest * (prefix + longest)
 
 
 def _ranks(longest: Int64, prefix: int, overhead: float) -> list[slice]:
