@@ -23,7 +23,7 @@ from tba.config.load import load_config
 from tba.objectives import OBJECTIVES
 
 SCHEDULED = (
-    *("tb", "tb_prime", "tb_learned_z", "subtb", "f_tb", "dro"),
+    *("tb", "tb_prime", "tb_tapered", "tb_learned_z", "subtb", "f_tb", "dro"),
     *("reinforce", "rloo", "rloo_proximal", "ppo", "vtrace", "a3c"),
 )
 """Objectives whose beta is the strength of the KL term, as in the recipe's own."""

@@ -19,6 +19,7 @@ from benchmarks.sums import KL, Job, mean_and_error, run_all
 OBJECTIVES: dict[str, tuple[str, ...]] = {
     "tb": (KL,),
     "tb_prime": (KL,),
+    "tb_tapered": (KL,),
     "rloo": (KL,),
     "ppo": (KL,),
     "online_dpo": (),

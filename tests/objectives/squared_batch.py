@@ -8,6 +8,7 @@ from tba.objectives.f_trajectory_balance import f_tb
 from tba.objectives.learned_z import dro, flowrl, tb_learned_z
 from tba.objectives.mirror_descent import a_star_po, gvpo, kimi, opmd
 from tba.objectives.subtrajectory_balance import subtb
+from tba.objectives.tapered_trajectory_balance import tb_tapered
 from tba.objectives.trajectory_balance import trajectory_balance
 from tba.objectives.trajectory_balance_prime import tb_prime
 
@@ -16,6 +17,7 @@ KINDS = {
     "tb": (trajectory_balance, {"beta": BETA}),
     "tb_prime": (tb_prime, {"beta": BETA, "ratio_cap": 1.2, "kl_clamp": 0.4}),
     "tb_prime without limits": (tb_prime, {"beta": BETA, "ratio_cap": None, "kl_clamp": None}),
+    "tb_tapered": (tb_tapered, {"beta": BETA}),
     "tb_learned_z": (tb_learned_z, {"beta": BETA}),
     "dro": (dro, {"beta": BETA}),
     "flowrl": (flowrl, {"beta": BETA, "std_epsilon": 1e-6}),

@@ -18,9 +18,12 @@ def _same(first, second):
     torch.testing.assert_close(first[1], second[1])
 
 
-# tb_prime and f_tb are left out: their stop-gradients make finite differences something else. Their
-# gradients are compared with closed forms in their own files.
-@pytest.mark.parametrize("kind", [k for k in KINDS if not k.startswith(("tb_prime", "f_tb"))])
+# Those whose stop-gradients make finite differences something else; their own files compare their
+# gradients with closed forms.
+STOPPED = ("tb_prime", "tb_tapered", "f_tb")
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if not k.startswith(STOPPED)])
 def test_gradcheck(kind):
     inputs = batch(queries=2, samples=3, tokens=4)
     objective, settings = KINDS[kind]

@@ -14,6 +14,7 @@ from tba.objectives.policy_gradient import asymre, reinforce, rloo, rloo_proxima
 from tba.objectives.preference import dpo, ipo, online_dpo
 from tba.objectives.proximal import ppo, ppo_targets, vineppo
 from tba.objectives.subtrajectory_balance import subtb
+from tba.objectives.tapered_trajectory_balance import tb_tapered
 from tba.objectives.trajectory_balance import trajectory_balance
 from tba.objectives.trajectory_balance_prime import tb_prime
 
@@ -31,6 +32,7 @@ PPO_TARGETS = ("advantage", "value_target", "value_old")
 OBJECTIVES = {
     "tb": Objective(trajectory_balance),
     "tb_prime": Objective(tb_prime),
+    "tb_tapered": Objective(tb_tapered),
     "tb_learned_z": Objective(tb_learned_z),
     "subtb": Objective(subtb),
     "f_tb": Objective(f_tb),

@@ -58,6 +58,7 @@ from tba.config.objectives.squared import (
     LearnedZConfig,
     OPMDConfig,
     SubTrajectoryBalanceConfig,
+    TaperedTrajectoryBalanceConfig,
     TrajectoryBalanceConfig,
     TrajectoryBalancePrimeConfig,
 )
@@ -100,6 +101,7 @@ __all__ = [
     "SubTrajectoryBalanceConfig",
     "TISConfig",
     "TOPRConfig",
+    "TaperedTrajectoryBalanceConfig",
     "TrajectoryBalanceConfig",
     "TrajectoryBalancePrimeConfig",
     "VTraceConfig",
@@ -110,6 +112,7 @@ __all__ = [
 ObjectiveConfig = Annotated[
     TrajectoryBalanceConfig
     | TrajectoryBalancePrimeConfig
+    | TaperedTrajectoryBalanceConfig
     | LearnedZConfig
     | DROConfig
     | FlowRLConfig

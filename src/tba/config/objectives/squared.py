@@ -30,6 +30,15 @@ class TrajectoryBalancePrimeConfig(Section):
     """Largest |log pi - log ref| of a token in the advantage, in nats; none: no limit."""
 
 
+class TaperedTrajectoryBalanceConfig(Section):
+    """Trajectory balance that pushes down only what the policy would still say."""
+
+    kind: Literal["tb_tapered"] = "tb_tapered"
+    """Objective kind."""
+    beta: BetaConfig = ConstantBeta()
+    """Strength of the KL term over the run."""
+
+
 class LearnedZConfig(Section):
     """Trajectory balance with a learned log Z: equation (3)."""
 
