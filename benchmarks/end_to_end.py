@@ -200,6 +200,7 @@ class Recorder:
         self._snapshots = Snapshots(folder / "snapshots", every_s=race.every_s, dtype=dtype)
         self._per_step = config.trainer.queries_per_batch * config.trainer.samples_per_query
         self._limit_s = race.seconds
+        self._last_step = config.trainer.steps
         self._created = created
         self._origin = 0.0
         self.facts: Result = {"learned": 0, "distinct": 0.0, "saving_s": 0.0, "wait_s": 0.0}
@@ -220,7 +221,7 @@ class Recorder:
         facts["wait_s"] += metrics["wait_s"]
         found = buffer.kept + buffer.duplicate
         facts |= {"seconds": seconds, "steps": report.step, "found": found, "new": buffer.kept}
-        if self._snapshots.due(seconds):
+        if self._snapshots.due(seconds) or report.step == self._last_step:
             self._snapshots.keep(model, seconds, step=report.step)
             facts["saving_s"] += time.perf_counter() - self._origin - seconds
         if seconds >= self._limit_s:

@@ -4,6 +4,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
+from tba import sampling
 from tba.buffer import ReplayBuffer
 from tba.config.search import BufferConfig
 from tba.run.rollouts import encode
@@ -97,14 +98,25 @@ def test_softmax_never_fails_on_underflow_or_hopeless_rewards(rng):
         assert chosen[3] in (1, 3)
 
 
+def test_too_few_unique_samples_are_drawn_as_if_they_had_not_been_merged(rng):
+    draws = 6_000
+    sets = Counter(
+        tuple(sorted(choose_by_softmax(np.zeros(2), np.array([2, 3]), 4, rng)))
+        for _ in range(draws)
+    )  # one of five finds is left out
+    assert within(sets[0, 0, 1, 1], draws, 3 / 5)
+    assert within(sets[0, 1, 1, 1], draws, 2 / 5)
+    assert len(sets) == 2
+
+
 def test_softmax_repeats_follow_the_reward_and_how_often_each_was_found(rng):
     draws, counts = 3_000, Counter()
     logits, found = np.log([0.7, 0.2, 0.1]), np.array([1, 3, 7])
     for _ in range(draws):
-        counts.update(choose_by_softmax(logits, found, 5, rng).tolist())
+        counts.update(choose_by_softmax(logits, found, 12, rng).tolist())
     weights = np.array([0.7, 0.6, 0.7])
     for i, probability in enumerate(weights / weights.sum()):
-        assert within(counts[i], 5 * draws, probability)
+        assert within(counts[i], 12 * draws, probability)
 
 
 def test_enough_samples_are_chosen_without_regard_to_how_often_each_was_found(rng):
@@ -135,12 +147,30 @@ def test_too_few_recent_samples_repeat_and_leave_older_ones_alone(rng):
     assert set(newest(version, 6, rng).tolist()) <= {1, 4}
 
 
+def test_too_few_recent_samples_are_drawn_as_if_they_had_not_been_merged(rng):
+    draws = 6_000
+    sets = Counter(
+        tuple(sorted(newest([1, 9, 9], 3, rng, found=[50, 3, 1]))) for _ in range(draws)
+    )  # three of four finds
+    assert within(sets[1, 1, 1], draws, 1 / 4)
+    assert within(sets[1, 1, 2], draws, 3 / 4)
+    assert len(sets) == 2, "an older sample is no repeat of a recent one"
+
+
 def test_too_few_samples_in_all_repeat_the_recent_ones_as_often_as_they_were_found(rng):
     draws, counts = 3_000, Counter()
     for _ in range(draws):
         counts.update(newest([1, 9, 9], 5, rng, found=[50, 3, 1]).tolist())
     assert within(counts[1], 5 * draws, 3 / 4)
     assert counts[1] + counts[2] == 5 * draws, "an older sample is no repeat of a recent one"
+
+
+@pytest.mark.parametrize("m", [0, 1])
+def test_a_search_batch_of_k_samples_is_drawn_as_it_was_found(rng, m):
+    found = [trajectory(0, (token, 2)) for token in (4, 4, 4, 5, 5, 6, 7, 7)]
+    batch = draw(filled(*found), 1, 8, rng, on_policy_prob=m)
+    tokens = sorted(int(batch.tokens[row][0]) for row in batch.index[0])
+    assert tokens == [4, 4, 4, 5, 5, 6, 7, 7]
 
 
 def test_m_is_drawn_per_query(two_syncs, rng):
@@ -293,3 +323,68 @@ def test_the_same_generator_draws_the_same_batch(two_syncs):
     a, b = (draw(two_syncs, 4, 3, np.random.default_rng(5)) for _ in range(2))
     assert a.slots.tolist() == b.slots.tolist()
     assert a.index.tolist() == b.index.tolist()
+
+
+def mixed(query, version=0):
+    """Two samples of a query, one right and one wrong."""
+    return [
+        trajectory(query, (4, 2), reward=1.0, version=version),
+        trajectory(query, (5, 2), reward=0.0, version=version),
+    ]
+
+
+@pytest.mark.parametrize("m", [0, 0.5, 1])
+def test_queries_with_equal_rewards_are_passed_over_while_there_are_others(rng, m):
+    buffer = filled(*(t for q in range(9) for t in (mixed(q) if q % 3 == 0 else distinct(q, 2))))
+    for _ in range(50):
+        batch = draw(buffer, 3, 2, rng, on_policy_prob=m, skip_equal_rewards=True)
+        assert sorted(queries_of(buffer, batch)) == [0, 3, 6]
+    seen = {
+        q for _ in range(50) for q in queries_of(buffer, draw(buffer, 3, 2, rng, on_policy_prob=m))
+    }
+    assert seen == set(range(9)), "unless nobody asks for it"
+
+
+@pytest.mark.parametrize("m", [0, 1])
+def test_queries_with_equal_rewards_fill_a_batch_that_has_too_few_others(rng, m):
+    buffer = filled(*mixed(0), *(t for q in range(1, 6) for t in distinct(q, 2)))
+    batch = draw(buffer, 4, 2, rng, on_policy_prob=m, skip_equal_rewards=True)
+    queries = queries_of(buffer, batch)
+    assert len(set(queries)) == 4
+    assert 0 in queries
+    assert draw(filled(*distinct(1, 2)), 1, 2, rng, skip_equal_rewards=True) is not None
+
+
+def test_only_so_many_queries_with_equal_rewards_are_looked_at(rng, monkeypatch):
+    buffer = filled(*(t for q in range(500) for t in distinct(q, 1)))
+    looked_at = []
+    monkeypatch.setattr(sampling, "_all_equal", lambda rewards: looked_at.append(1) or True)
+    assert (
+        len(
+            set(
+                queries_of(
+                    buffer, draw(buffer, 5, 1, rng, on_policy_prob=0, skip_equal_rewards=True)
+                )
+            )
+        )
+        == 5
+    )
+    assert len(looked_at) == 40
+
+
+def test_recent_samples_alone_say_whether_the_m_branch_passes_over_a_query(rng):
+    # Query 0 was answered rightly and wrongly, but lately only rightly; query 1 lately both ways.
+    old, new = (
+        trajectory(0, (5, 2), reward=0.0, version=1),
+        trajectory(0, (4, 2), reward=1.0, version=9),
+    )
+    buffer = filled(old, new, *mixed(1, version=9))
+    for _ in range(30):
+        assert queries_of(
+            buffer, draw(buffer, 1, 2, rng, on_policy_prob=1, skip_equal_rewards=True)
+        ) == [1]
+    found = {
+        queries_of(buffer, draw(buffer, 1, 2, rng, on_policy_prob=0, skip_equal_rewards=True))[0]
+        for _ in range(30)
+    }
+    assert found == {0, 1}

@@ -2,8 +2,9 @@
 
 B times: with probability m, drawn per query, a query of the most recent sync and K of its newest
 samples, uniformly; otherwise any query ever seen and K of its samples, by softmax of the reward or
-uniformly. Without replacement; with replacement only where fewer than K unique samples exist. The
-queries of a batch differ as long as there are enough of them.
+uniformly. Without replacement; where fewer than K unique samples exist, each is there as often as
+it was found, and only where that is too little as well, with replacement. The queries of a batch
+differ as long as there are enough of them; on request, such as teach something are preferred.
 
 Samples beyond `max_staleness` or `max_reuse` are passed over as if they were not there. When none
 of the recent queries has a recent sample left, the m branch draws as the other one does.
@@ -11,6 +12,7 @@ of the recent queries has a recent sample left, the m branch draws as the other 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,10 @@ from numpy.typing import NDArray
 from tba.buffer import ReplayBuffer
 from tba.config.search import BufferConfig
 from tba.records import Batch, Float32, Int64
+
+_MOST_PASSED_OVER = 8
+"""Queries with equal rewards that are passed over for each one to be picked, at most: looking for
+others takes time, too."""
 
 
 def draw_batch(
@@ -35,11 +41,10 @@ def draw_batch(
     bounds = _Bounds(buffer, trainer_version, config)
     recent = buffer.recent(config.recent_versions)
 
-    fresh = _pick(
-        recent, int(on_policy.sum()), bounds.has_since(recent.oldest_version), [], generator
-    )
+    worth = bounds.worth(recent.oldest_version)
+    fresh = _pick(recent, int(on_policy.sum()), worth, [], generator)
     on_policy &= bool(fresh)
-    other = _pick(bounds.queries(), int((~on_policy).sum()), bounds.has_any, fresh, generator)
+    other = _pick(bounds.queries(), int((~on_policy).sum()), bounds.worth(None), fresh, generator)
     if not fresh and not other:
         return None
     numbers = np.empty(queries_per_batch, dtype=np.int64)
@@ -76,14 +81,13 @@ def choose_newest(
 ) -> Int64:
     """Choose positions: `count` of those with a recent version, uniformly.
 
-    When there are not `count` of them: with replacement, each as likely as it was often found, as
-    if duplicates had not been merged. Older samples are the other branch's, so that staleness here
-    is bounded.
+    When there are not `count` of them: from `_finds`, with replacement only if these are too few.
+    Older samples are the other branch's, so that staleness here is bounded.
     """
     recent = np.flatnonzero(version >= recent_from)
-    if len(recent) >= count:
-        return generator.choice(recent, count, replace=False)
-    return generator.choice(recent, count, p=found[recent] / found[recent].sum())
+    if len(recent) < count:
+        recent = _finds(recent, found)
+    return generator.choice(recent, count, replace=len(recent) < count)
 
 
 def choose_by_softmax(
@@ -96,14 +100,21 @@ def choose_by_softmax(
 
     The largest of logit + Gumbel noise are such a sample (Kool et al. 2019), and no exponential is
     taken, so nothing underflows; equal logits that swallow the noise, or are -inf, are ordered by
-    the noise alone. When there are not `count`: with replacement, by softmax times how often each
-    was found.
+    the noise alone. When there are not `count`: from `_finds`, with replacement only if these are
+    too few.
     """
-    if len(logits) >= count:
-        return _noisy_order(logits, generator)[:count]
-    weighted = logits + np.log(found)
-    repeats = [_noisy_order(weighted, generator)[0] for _ in range(count)]
-    return np.array(repeats, dtype=np.int64)
+    positions = np.arange(len(logits))
+    if len(positions) < count:
+        positions = _finds(positions, found)
+    if len(positions) >= count:
+        return positions[_noisy_order(logits[positions], generator)[:count]]
+    repeats = [_noisy_order(logits[positions], generator)[0] for _ in range(count)]
+    return positions[repeats]
+
+
+def _finds(positions: Int64, found: NDArray[Any]) -> Int64:
+    """Return each position as often as it was found, as if duplicates had not been merged."""
+    return np.repeat(positions, found[positions])
 
 
 def _off_policy_logits(reward: Float32, config: BufferConfig) -> NDArray[np.float64]:
@@ -146,34 +157,69 @@ class _Bounds:
             slots = slots[self.buffer.field("uses", slots) < self.config.max_reuse]
         return slots
 
-    def has_any(self, number: int) -> bool:
-        """Whether a query has a drawable sample."""
-        return len(self.samples(number)) > 0
+    def worth(self, since: int | None) -> Callable[[int], "_Worth"]:
+        """Return what drawing a query is worth, if its samples are of this version or newer."""
 
-    def has_since(self, version: int) -> Callable[[int], bool]:
-        """Return whether a query has a drawable sample of this version or a newer one."""
-        return lambda number: bool(
-            (self.buffer.field("policy_version", self.samples(number)) >= version).any()
-        )
+        def of(number: int) -> _Worth:
+            slots = self.samples(number)
+            if since is not None:
+                slots = slots[self.buffer.field("policy_version", slots) >= since]
+            if len(slots) == 0:
+                return _Worth.NOTHING
+            if self.config.skip_equal_rewards and _all_equal(self.buffer.field("reward", slots)):
+                return _Worth.LITTLE
+            return _Worth.MUCH
+
+        return of
+
+
+def _all_equal(rewards: Float32) -> bool:
+    return bool((rewards == rewards[0]).all())
+
+
+class _Worth(Enum):
+    """What drawing a query is worth."""
+
+    NOTHING = auto()
+    """It has no drawable sample."""
+    LITTLE = auto()
+    """Its samples have equal rewards, and such queries are to be passed over."""
+    MUCH = auto()
+    """It is to be drawn."""
 
 
 def _pick(
     candidates: Sequence[int] | Int64,
     count: int,
-    drawable: Callable[[int], bool],
+    worth: Callable[[int], _Worth],
     taken: list[int],
     generator: np.random.Generator,
 ) -> list[int]:
-    """Pick `count` drawable candidates not taken, uniformly; repeat only when there are too few."""
+    """Pick `count` candidates not taken, uniformly among those worth much.
+
+    Those worth little fill up what `_MOST_PASSED_OVER` of them leave to be filled; picks repeat
+    only when there are too few of both.
+    """
     picks: list[int] = []
+    passed_over: list[int] = []
     if count == 0:
         return picks
     for position in _shuffled(len(candidates), generator):
         number = int(candidates[position])
-        if number not in taken and drawable(number):
-            picks.append(number)
-            if len(picks) == count:
-                return picks
+        if number in taken:
+            continue
+        match worth(number):
+            case _Worth.MUCH:
+                picks.append(number)
+            case _Worth.LITTLE:
+                passed_over.append(number)
+        if len(picks) == count:
+            return picks
+        if len(passed_over) == _MOST_PASSED_OVER * count:
+            break
+    picks += passed_over[: count - len(picks)]
+    if len(picks) == count:
+        return picks
     pool = picks + list(dict.fromkeys(taken))
     if pool:
         picks += [pool[i] for i in generator.integers(len(pool), size=count - len(picks))]

@@ -53,6 +53,9 @@ class BufferConfig(Section):
     """How the other branch chooses K samples of a query: uniformly or by softmax of the reward."""
     reward_temperature: PositiveFloat = 1.0
     """Divides the rewards inside that softmax."""
+    skip_equal_rewards: bool = False
+    """Passes over queries whose samples all have the same reward, as long as others are found: they
+    teach methods that compare samples next to nothing (DAPO's dynamic sampling)."""
     max_staleness: PositiveInt | None = None
     """Samples older than this many versions are not drawn (they are kept)."""
     max_reuse: PositiveInt | None = None

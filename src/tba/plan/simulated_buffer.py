@@ -187,7 +187,7 @@ class SimulatedBuffer:
         return picks
 
     def _choose(self, chosen: Int, oldest: Int, samples: int, recent: Mask) -> Drawn:
-        """Choose samples of each query: distinct ones or, where there are too few, by finds."""
+        """Choose samples of each query: distinct ones or, where there are too few, finds."""
         drawable = self._drawable(chosen, oldest)  # [query, slot]
         noise = np.where(drawable, self._generator.random(drawable.shape), 2.0)
         places = min(samples, noise.shape[1])
@@ -195,10 +195,10 @@ class SimulatedBuffer:
         short = drawable.sum(1) < samples
         if places < samples:
             slots = np.resize(slots.T, (samples, len(chosen))).T  # every row is short
-        if short.any():
-            weights = np.where(drawable, self._found[chosen], 0)[short].cumsum(1)
-            at = self._generator.random((int(short.sum()), samples)) * weights[:, -1:]
-            slots[short] = (at[:, :, None] >= weights[:, None, :]).sum(2)
+        for at in np.flatnonzero(short).tolist():
+            own = np.flatnonzero(drawable[at])
+            finds = np.repeat(own, self._found[chosen[at], own])
+            slots[at] = self._generator.choice(finds, samples, replace=len(finds) < samples)
         used = np.zeros(drawable.shape, dtype=np.bool_)
         np.put_along_axis(used, slots, True, axis=1)
         row, slot = np.nonzero(used)
