@@ -359,16 +359,8 @@ def test_only_so_many_queries_with_equal_rewards_are_looked_at(rng, monkeypatch)
     buffer = filled(*(t for q in range(500) for t in distinct(q, 1)))
     looked_at = []
     monkeypatch.setattr(sampling, "_all_equal", lambda rewards: looked_at.append(1) or True)
-    assert (
-        len(
-            set(
-                queries_of(
-                    buffer, draw(buffer, 5, 1, rng, on_policy_prob=0, skip_equal_rewards=True)
-                )
-            )
-        )
-        == 5
-    )
+    batch = draw(buffer, 5, 1, rng, on_policy_prob=0, skip_equal_rewards=True)
+    assert len(set(queries_of(buffer, batch))) == 5
     assert len(looked_at) == 40
 
 

@@ -4,8 +4,6 @@ import torch
 from objectives.squared_batch import BETA, batch, value_and_gradients
 from tba.objectives.tapered_trajectory_balance import tb_tapered
 
-INPUTS = ("log_pi", "log_mu", "log_ref", "mask", "reward")
-
 
 def test_value_by_hand():
     # One query, three samples, beta 1/2.

@@ -21,7 +21,6 @@ paper's loss. A baseline that is a constant keeps the paper's point that a query
 (or only wrong) still teaches, which a mean over the query's samples would lose.
 """
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -35,6 +34,7 @@ from tba.objectives.ratio import (
     is_clipped,
     kl_metric,
     sequence_ratio_metrics,
+    taper,
     weighted_surrogate,
 )
 
@@ -160,9 +160,8 @@ def topr(
     """
     ratio = bounded_exp(log_ratio(log_pi, log_mu, mask).sum(dim=-1))
     advantage = reward.detach().to(ratio.dtype) - baseline
-    weight = torch.where(advantage < 0, ratio.clamp(max=1), 1.0)
     log_pi_sum = at_responses(log_pi, mask).sum(dim=-1)
-    loss = -weighted_surrogate(weight, advantage, log_pi_sum).mean()
+    loss = -weighted_surrogate(taper(ratio, advantage), advantage, log_pi_sum).mean()
     truncated = (advantage < 0) & (ratio > 1)
     metrics = reward_metrics(reward) | sequence_ratio_metrics(ratio, truncated)
     return ObjectiveOutput(loss=loss, metrics=metrics)

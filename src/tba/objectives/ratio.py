@@ -78,6 +78,13 @@ def is_clipped(
     return above | below
 
 
+def taper(
+    ratio: Float[Tensor, "*shape"], advantage: Float[Tensor, "*#shape"]
+) -> Float[Tensor, "*shape"]:
+    """Return the weights of TOPR: 1 where A >= 0, else min(rho, 1), arXiv 2503.14286."""
+    return torch.where(advantage < 0, ratio.clamp(max=1), 1.0)
+
+
 def weighted_surrogate(
     weight: Float[Tensor, "*shape"],
     advantage: Float[Tensor, "*#shape"],

@@ -21,13 +21,17 @@ sampled and whatever the weights are. Gradient descent on a language small enoug
 reaches it (tests/objectives/test_posterior.py), more slowly than that of `trajectory_balance`.
 """
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tba.objectives.base import ObjectiveOutput
 from tba.objectives.masked import at_responses, log_ratio
-from tba.objectives.ratio import bounded_exp, sequence_ratio_metrics, weighted_surrogate
+from tba.objectives.ratio import (
+    bounded_exp,
+    sequence_ratio_metrics,
+    taper,
+    weighted_surrogate,
+)
 from tba.objectives.squared import centred, squared_loss, squared_output
 
 
@@ -54,9 +58,8 @@ def tb_tapered(
     reward = reward.detach().to(kl.dtype)
     advantage = centred(reward) - beta * centred(kl)
     ratio = bounded_exp(log_ratio(log_pi.detach(), log_mu, mask).sum(dim=-1))
-    weight = torch.where(advantage < 0, ratio.clamp(max=1), 1.0)
     log_pi_sum = at_responses(log_pi, mask).sum(dim=-1)
-    loss = -weighted_surrogate(weight, advantage, log_pi_sum).mean()
+    loss = -weighted_surrogate(taper(ratio, advantage), advantage, log_pi_sum).mean()
     output = squared_output(loss, advantage, reward, kl)
     metrics = {
         **output.metrics,
