@@ -459,7 +459,7 @@ def test_a_disk_without_room_for_the_initial_model_is_named_and_the_folder_put_b
 
 
 def test_a_full_disk_that_the_log_meets_first_does_not_hide_the_reason(place, capsys):
-    from tba.session import _LogFile
+    from tba.run.logs import _LogFile
 
     class FullStream:
         def write(self, text):

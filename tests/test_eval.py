@@ -1,3 +1,4 @@
+import dataclasses
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,11 +14,13 @@ from tba.config import BuildConfig, Config
 from tba.config.load import load_config
 from tba.engines.base import Sampling
 from tba.engines.torch_engine import TorchEngine
-from tba.eval import Pair, Recorder, evaluate_models, find_models
+from tba.eval import Pair, evaluate_models, find_models, log_probs_under
+from tba.evaluation import answers, paper_perplexity
 from tba.policy.build import build_policy
 from tba.policy.loading import load_policy
-from tba.records import Query
+from tba.records import Outcome, Query, Score
 from tba.run.folder import RunFolder
+from tba.tasks import load_task
 
 SMALL = BuildConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2)
 SETTINGS = [
@@ -68,6 +71,28 @@ def test_another_reference_shows_in_divergence_and_perplexity(models):
     assert other.perplexity > own.perplexity
 
 
+def test_a_task_without_right_and_wrong_tells_reward_and_measures_alone(models, monkeypatch):
+    def judged(config, tokenizer):
+        task = load_task(config, tokenizer)
+        return dataclasses.replace(task, pass_threshold=None, measures=(longest,))
+
+    def longest(answered):
+        return {"longest_response": float(max(len(r.tokens) for r in answered.responses))}
+
+    monkeypatch.setattr(evaluation, "load_task", judged)
+    report = evaluate_models(config(), Pair(models[0], models[0]), samples=4, ks=[1])
+    assert (report.greedy_pass_at_1, report.pass_at) == (None, {})
+    assert set(report.measured) == {"reward", "longest_response"}
+    assert report.measured["longest_response"] >= report.mean_response_tokens
+    assert "longest response" in dict(report.lines())
+
+
+def test_the_papers_perplexity_divides_by_prompt_and_response():
+    log_probs = [np.float32([-1, -2, -3]), np.float32([-4])]
+    # (6 / (3 + 3) + 4 / (1 + 7)) / 2 = 0.75
+    assert paper_perplexity(log_probs, [3, 7]) == pytest.approx(math.exp(0.75))
+
+
 def test_temperature_has_no_part_in_perplexity(models):
     hot = config("--search.temperature=1e6")  # samples uniformly over the 15 tokens
     report = evaluate_models(hot, Pair(models[0], models[1]), samples=8, ks=[1])
@@ -75,23 +100,33 @@ def test_temperature_has_no_part_in_perplexity(models):
     assert report.perplexity > 15  # worse than a uniform model's
 
 
-def test_recorded_responses_keep_their_prompts(models):
+class NoScorer:
+    def score(self, queries, texts, tokens):
+        return [Score(Outcome.OK, 0.0)] * len(texts)
+
+
+def test_answers_keep_their_prompts(models):
     policy = load_policy(models[0], config().model, device=torch.device("cpu"), dtype=torch.float32)
     prompts = ["1+2=", "10+20=", "999+1="]
     queries = [
         Query(i, text, np.array(policy.tokenizer(text).input_ids, dtype=np.int32))
         for i, text in enumerate(prompts)
     ]
-    recorder = Recorder(TorchEngine(policy.model, policy.eos_ids))
-    generator = torch.Generator().manual_seed(0)
-    for batch in (queries[:2], queries[2:]):
-        found = recorder.generate(batch, Sampling(3, 0.7, 6), generator)
-        assert [len(responses) for responses in found] == [3] * len(batch)
-    for response, log_probs in zip(
-        recorder.responses, recorder.log_probs_under(policy, 0.7), strict=True
-    ):
+    given = answers(
+        TorchEngine(policy.model, policy.eos_ids),
+        NoScorer(),
+        queries=queries,
+        tokenizer=policy.tokenizer,
+        pass_threshold=None,
+        sampling=Sampling(3, 0.7, 6),
+        queries_per_batch=2,
+        seed=0,
+    )
+    assert given.query_of.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert [query.prompt for query in given.answered.queries[::3]] == prompts
+    under = log_probs_under(policy, given, 0.7)
+    for response, log_probs in zip(given.answered.responses, under, strict=True):
         np.testing.assert_allclose(response.log_mu, log_probs, atol=1e-4)
-    assert recorder.weights().keys() == dict(policy.model.named_parameters()).keys()
 
 
 def test_a_model_is_its_own_reference_unless_another_is_given():

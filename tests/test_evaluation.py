@@ -150,10 +150,10 @@ def test_pass_at_k_averages_over_queries_with_enough_samples():
         queries_per_batch=2,
         seed=0,
     )
-    assert given.scored.tolist() == [4, 4, 3]
-    assert given.correct.tolist() == [0, 1, 2]
-    assert (given.response_tokens, given.excluded) == (24, 1)
-    assert given.failure == "no answer to 2"
+    assert given.query_of.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert given.response_tokens == 24
+    assert given.failures == ["no answer to 2"]
+    assert given.mean_reward() == pytest.approx(3 / 11)
     # k = 1: mean of 0/4, 1/4, 2/3; k = 4: only the first two have four samples, mean of 0 and 1
     assert given.pass_at(1) == pytest.approx((0 + 1 / 4 + 2 / 3) / 3)
     assert given.pass_at(4) == 0.5

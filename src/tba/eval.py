@@ -2,11 +2,12 @@
 
 greedy pass@1      one response a query, the likeliest token each time
 pass@k             without bias from n sampled responses a query (Chen et al., 2107.03374)
+reward             mean raw reward of the sampled responses; then what the task itself measures
 perplexity         exp(-mean log p_ref) over the response tokens sampled, without temperature
 KL                 mean over responses of log pi - log p_ref, at the sampling temperature
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,12 +17,12 @@ import numpy as np
 import torch
 
 from tba.config import Config
-from tba.engines.base import Engine, Sampling
+from tba.engines.base import Sampling
 from tba.engines.torch_engine import TorchEngine
-from tba.evaluation import answers, kl_to_reference, perplexity
+from tba.evaluation import Answers, answers, kl_to_reference, paper_perplexity, perplexity
 from tba.policy.loading import Policy, check_positions, load_policy
 from tba.policy.reference import Reference
-from tba.records import Float32, Query, Response
+from tba.records import Float32
 from tba.run.checkpoint import load_newest
 from tba.run.folder import RunFolder
 from tba.runtimes.resources import pick_device
@@ -41,14 +42,19 @@ class PolicyReport:
     """Held-out queries asked."""
     samples: int
     """n: responses sampled for each."""
-    greedy_pass_at_1: float
-    """Share of queries whose likeliest response is correct."""
+    greedy_pass_at_1: float | None
+    """Share of queries whose likeliest response is correct; None where the task knows no right and
+    wrong."""
     pass_at: dict[int, float]
-    """Chance by k that one of k sampled responses is correct."""
+    """Chance by k that one of k sampled responses is correct; empty where nothing is."""
+    measured: dict[str, float]
+    """The mean raw reward, and what the task measures besides, of the sampled responses."""
     mean_response_tokens: float
     """Mean length of the sampled responses, in tokens."""
     perplexity: float
     """Of the sampled responses under the reference."""
+    paper_perplexity: float
+    """The same with prompt tokens counted in the denominator, as the paper's code has it."""
     kl: float
     """To the reference, in nats a response."""
     excluded: int
@@ -59,12 +65,18 @@ class PolicyReport:
         pass_at = [
             (f"pass@{k}, sampled", f"{100 * value:.1f} %") for k, value in self.pass_at.items()
         ]
+        if self.greedy_pass_at_1 is not None:
+            pass_at.insert(0, ("pass@1, greedy", f"{100 * self.greedy_pass_at_1:.1f} %"))
+        measured = [
+            (name.replace("_", " "), f"{value:.4g}") for name, value in self.measured.items()
+        ]
         return [
-            ("pass@1, greedy", f"{100 * self.greedy_pass_at_1:.1f} %"),
             *pass_at,
+            *measured,
             ("samples a query", str(self.samples)),
             ("response tokens", f"{self.mean_response_tokens:.1f}"),
             ("perplexity under the reference", f"{self.perplexity:.3f}"),
+            ("the paper's perplexity (prompts counted)", f"{self.paper_perplexity:.3f}"),
             ("KL to the reference, nats a response", f"{self.kl:.4f}"),
             ("excluded", str(self.excluded)),
             ("reference", self.reference),
@@ -110,72 +122,58 @@ def evaluate_models(
     queries = task.test[: config.evaluation.queries]
     length, temperature = config.search.max_completion_length, config.search.temperature
     check_positions(policy.model, queries, length)
-    engine = Recorder(TorchEngine(policy.model, policy.eos_ids))
+    engine = TorchEngine(policy.model, policy.eos_ids)
     with Scorer(task.reward) as scorer:
         ask = partial(
             answers,
-            scorer=scorer,
+            engine,
+            scorer,
             queries=queries,
             tokenizer=policy.tokenizer,
             pass_threshold=task.pass_threshold,
             queries_per_batch=max(1, config.evaluation.queries_per_batch // samples),
             seed=config.seed,
         )
-        greedy = ask(engine.engine, sampling=Sampling(1, 0.0, length))
-        sampled = ask(engine, sampling=Sampling(samples, temperature, length))
+        sampled = ask(sampling=Sampling(samples, temperature, length))
+        greedy = sampled
+        if task.pass_threshold is not None:
+            greedy = ask(sampling=Sampling(1, 0.0, length))
+    measured = {"reward": sampled.mean_reward()}
+    for measure in task.measures:
+        measured |= measure(sampled.answered)
     reference = policy if models.reference == models.policy else _load(config, models.reference)
-    at_temperature = engine.log_probs_under(reference, temperature)
-    untempered = at_temperature if temperature == 1 else engine.log_probs_under(reference, 1.0)
+    at_temperature = log_probs_under(reference, sampled, temperature)
+    untempered = at_temperature
+    if temperature != 1:
+        untempered = log_probs_under(reference, sampled, 1.0)
+    responses, asked = sampled.answered.responses, sampled.answered.queries
+    failures = len(sampled.failures) + (len(greedy.failures) if greedy is not sampled else 0)
+    pass_at = {k: sampled.pass_at(k) for k in ks}
     return PolicyReport(
         policy=models.policy,
         reference=models.reference,
         queries=len(queries),
         samples=samples,
         greedy_pass_at_1=greedy.pass_at(1),
-        pass_at={k: sampled.pass_at(k) for k in ks},
+        pass_at={k: share for k, share in pass_at.items() if share is not None},
+        measured=measured,
         mean_response_tokens=sampled.response_tokens / (len(queries) * samples),
         perplexity=perplexity(untempered),
-        kl=kl_to_reference([response.log_mu for response in engine.responses], at_temperature),
-        excluded=greedy.excluded + sampled.excluded,
+        paper_perplexity=paper_perplexity(untempered, [len(q.prompt_ids) for q in asked]),
+        kl=kl_to_reference([response.log_mu for response in responses], at_temperature),
+        excluded=failures,
     )
 
 
-class Recorder:
-    """An engine that remembers what it was asked and what it answered."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.queries: list[Query] = []
-        self.responses: list[Response] = []
-        """Those to the first query come first."""
-        self._query_of_row: list[int] = []
-
-    def generate(
-        self, queries: Sequence[Query], sampling: Sampling, generator: torch.Generator
-    ) -> list[list[Response]]:
-        """Sample from the engine and keep the responses."""
-        found = self.engine.generate(queries, sampling, generator)
-        for query, responses in zip(queries, found, strict=True):
-            self._query_of_row += [len(self.queries)] * len(responses)
-            self.queries.append(query)
-            self.responses += responses
-        return found
-
-    def weights(self) -> Mapping[str, torch.Tensor]:
-        """Return the engine's own."""
-        return self.engine.weights()
-
-    def refresh(self) -> None:
-        """Have the engine look at its weights again."""
-        self.engine.refresh()
-
-    def log_probs_under(self, policy: Policy, temperature: float) -> list[Float32]:
-        """Return log-probabilities of all responses under another policy, each of shape [token]."""
-        return Reference(policy.model, temperature=temperature).log_ref(
-            [query.prompt_ids for query in self.queries],
-            [response.tokens for response in self.responses],
-            np.array(self._query_of_row, dtype=np.int64),
-        )
+def log_probs_under(policy: Policy, answers: Answers, temperature: float) -> list[Float32]:
+    """Return log-probabilities of answers under another policy, each of shape [token]."""
+    answered = answers.answered
+    first = np.unique(answers.query_of, return_index=True)[1]
+    return Reference(policy.model, temperature=temperature).log_ref(
+        [answered.queries[row].prompt_ids for row in first],
+        [response.tokens for response in answered.responses],
+        np.searchsorted(answers.query_of[first], answers.query_of),
+    )
 
 
 def _load(config: Config, name: str) -> Policy:

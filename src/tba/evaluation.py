@@ -11,12 +11,16 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from tba.config import EvaluationConfig
+from tba.config import Config, EvaluationConfig
 from tba.engines import Engine, Sampling
+from tba.engines.torch_engine import TorchEngine
 from tba.errors import AllExcludedError, ConfigError
-from tba.records import EvalReport, Float32, Int32, Int64, Outcome, Query, Score
-from tba.tasks.base import Task
+from tba.policy.loading import Policy
+from tba.policy.precision import autocast_dtype
+from tba.records import EvalReport, Float32, Int32, Int64, Outcome, Query, Response, Score
+from tba.tasks.base import Answered, Task
 
 HOPELESS_AFTER = 32
 """Failures, and no success, after which the rest need not be asked."""
@@ -42,30 +46,63 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """How a policy answered some queries."""
+    """How a policy answered some queries, and how right it was."""
 
-    scored: Int64
-    """Responses with a reward, n; shape [query]."""
-    correct: Int64
-    """Of which right, c; shape [query]."""
-    response_tokens: int
-    """Tokens of all responses together, end-of-sequence tokens included."""
-    excluded: int
-    """Responses whose reward failed."""
-    failure: str
-    """What happened to the first of those."""
+    answered: Answered
+    """The responses, those to the first query first."""
+    queries: int
+    """Queries asked."""
+    query_of: Int64
+    """Position of each response's query; shape [response]."""
+    pass_threshold: float | None
+    """Reward from which a response is right; None where the task knows no right and wrong."""
 
-    def pass_at(self, k: int) -> float:
-        """Return the mean unbiased pass@k over the queries that have k scored responses or more."""
-        enough = self.scored >= k
+    @property
+    def response_tokens(self) -> int:
+        """Tokens of all responses together, end-of-sequence tokens included."""
+        return sum(len(response.tokens) for response in self.answered.responses)
+
+    @property
+    def failures(self) -> list[str]:
+        """What happened to each response whose reward failed."""
+        failed = (s for s in self.answered.scores if s.outcome is not Outcome.OK)
+        return [score.detail or score.outcome.value for score in failed]
+
+    def mean_reward(self) -> float:
+        """Return the mean raw reward of the responses that have one."""
+        rewards = self._rewards()
+        if np.isnan(rewards).all():
+            raise self._nothing("the mean reward", "no response could be scored")
+        return float(np.nanmean(rewards))
+
+    def pass_at(self, k: int) -> float | None:
+        """Return the mean unbiased pass@k over the queries that have k scored responses or more.
+
+        None where the task knows no right and wrong.
+        """
+        if self.pass_threshold is None:
+            return None
+        rewards = self._rewards()
+        scored = np.bincount(self.query_of, ~np.isnan(rewards), minlength=self.queries)
+        right = rewards >= self.pass_threshold  # NaN compares false
+        correct = np.bincount(self.query_of, right, minlength=self.queries)
+        enough = scored >= k
         if not enough.any():
-            raise AllExcludedError(
-                f"pass@{k} cannot be told because no query has {k} scored responses "
-                f"({self.excluded} were excluded, the first with: {self.failure or 'none'}): "
-                "sample more responses or repair the reward function"
-            )
-        pairs = zip(self.scored[enough], self.correct[enough], strict=True)
+            raise self._nothing(f"pass@{k}", f"no query has {k} scored responses")
+        pairs = zip(scored[enough], correct[enough], strict=True)
         return float(np.mean([pass_at_k(int(n), int(c), k) for n, c in pairs]))
+
+    def _rewards(self) -> NDArray[np.float64]:
+        """Return raw rewards, NaN for those that failed; shape [response]."""
+        return np.array([score.reward for score in self.answered.scores], dtype=np.float64)
+
+    def _nothing(self, what: str, why: str) -> AllExcludedError:
+        failures = self.failures
+        return AllExcludedError(
+            f"{what} cannot be told because {why} ({len(failures)} were excluded, the first with: "
+            f"{failures[0] if failures else 'none'}): sample more responses or repair the reward "
+            "function"
+        )
 
 
 def evaluate(
@@ -79,7 +116,7 @@ def evaluate(
     seed: int,
     policy_version: int,
 ) -> EvalReport:
-    """Measure sampled and greedy pass@1 on the task's first held-out queries.
+    """Measure a policy on the task's first held-out queries: reward, pass@1, the task's measures.
 
     Random numbers depend on `seed` alone, so that before and after are asked with the same ones.
 
@@ -102,16 +139,39 @@ def evaluate(
         )
 
     sampled = asked(sampling.temperature)
-    greedy = asked(0.0)
+    greedy = None if task.pass_threshold is None else asked(0.0)
+    measured = {"reward": sampled.mean_reward()}
+    for measure in task.measures:
+        measured |= measure(sampled.answered)
     return EvalReport(
         policy_version=policy_version,
         queries=len(queries),
         sampled_pass_at_1=sampled.pass_at(1),
-        greedy_pass_at_1=greedy.pass_at(1),
+        greedy_pass_at_1=greedy.pass_at(1) if greedy else None,
         mean_response_tokens=sampled.response_tokens / len(queries),
-        excluded=sampled.excluded + greedy.excluded,
+        excluded=len(sampled.failures) + (len(greedy.failures) if greedy else 0),
         seconds=time.perf_counter() - start,
+        measured=measured,
     )
+
+
+def evaluate_policy(
+    policy: Policy, scorer: Scorer, *, task: Task, config: Config, policy_version: int
+) -> EvalReport:
+    """Measure a policy on held-out queries, in the trainer's precision."""
+    search, model = config.search, policy.model
+    low = autocast_dtype(config.trainer.precision, model)
+    with torch.autocast(model.device.type, low, enabled=low is not None):
+        return evaluate(
+            TorchEngine(model, policy.eos_ids),
+            scorer,
+            task=task,
+            tokenizer=policy.tokenizer,
+            sampling=Sampling(1, search.temperature, search.max_completion_length),
+            settings=config.evaluation,
+            seed=config.seed,
+            policy_version=policy_version,
+        )
 
 
 def answers(
@@ -120,42 +180,40 @@ def answers(
     *,
     queries: Sequence[Query],
     tokenizer: Decoder,
-    pass_threshold: float,
+    pass_threshold: float | None,
     sampling: Sampling,
     queries_per_batch: int,
     seed: int,
 ) -> Answers:
-    """Ask every query, a batch at a time, and count right answers.
+    """Ask every query, a batch at a time, and score the answers.
 
     Each batch has a random stream of its own, so that a policy which answers one batch at greater
     length meets the same random numbers in the next.
     """
-    counts = np.zeros((2, len(queries)), dtype=np.int64)  # [scored or correct, query]
-    response_tokens, failures = 0, []
+    asked: list[int] = []
+    found: list[Response] = []
+    texts: list[str] = []
+    scores: list[Score] = []
     for first in range(0, len(queries), queries_per_batch):
         batch = queries[first : first + queries_per_batch]
         responses = engine.generate(batch, sampling, _generator(seed, first))
         owners = [i for i, of_query in enumerate(responses) for _ in of_query]
         tokens = [response.tokens for of_query in responses for response in of_query]
-        texts = [tokenizer.decode(t.tolist(), skip_special_tokens=True) for t in tokens]
-        scores = scorer.score([batch[i] for i in owners], texts, tokens)
-        for i, score in zip(owners, scores, strict=True):
-            if score.outcome is Outcome.OK:
-                counts[:, first + i] += 1, score.reward >= pass_threshold
-            else:
-                failures.append(score.detail or score.outcome.value)
-        response_tokens += sum(len(t) for t in tokens)
-        if len(failures) >= HOPELESS_AFTER and not counts[0].any():
+        own = [tokenizer.decode(t.tolist(), skip_special_tokens=True) for t in tokens]
+        scores += scorer.score([batch[i] for i in owners], own, tokens)
+        asked += [first + i for i in owners]
+        found += [response for of_query in responses for response in of_query]
+        texts += own
+        if len(scores) >= HOPELESS_AFTER and all(s.outcome is not Outcome.OK for s in scores):
             raise AllExcludedError(
-                f"none of the first {len(failures)} responses could be scored (the first: "
-                f"{failures[0]}): repair the reward function"
+                f"none of the first {len(scores)} responses could be scored (the first: "
+                f"{scores[0].detail or scores[0].outcome.value}): repair the reward function"
             )
     return Answers(
-        scored=counts[0],
-        correct=counts[1],
-        response_tokens=response_tokens,
-        excluded=len(failures),
-        failure=failures[0] if failures else "",
+        answered=Answered([queries[i] for i in asked], found, texts, scores),
+        queries=len(queries),
+        query_of=np.array(asked, dtype=np.int64),
+        pass_threshold=pass_threshold,
     )
 
 
@@ -182,6 +240,21 @@ def perplexity(log_probs: Sequence[Float32]) -> float:
     """
     total = sum(float(response.sum(dtype=np.float64)) for response in log_probs)
     return float(np.exp(-total / sum(len(response) for response in log_probs)))
+
+
+def paper_perplexity(log_probs: Sequence[Float32], prompt_tokens: Sequence[int]) -> float:
+    """Return what the paper's public code calls perplexity, to compare with its figures alone.
+
+    exp of the mean over responses of -sum of log p / (prompt + response tokens): the prompt counts
+    in the denominator, though its own log-probabilities are not in the sum.
+
+    Args:
+        log_probs: Of each response's tokens, shape [token].
+        prompt_tokens: Length of each response's prompt.
+    """
+    pairs = zip(log_probs, prompt_tokens, strict=True)
+    mean = np.mean([-float(own.sum(dtype=np.float64)) / (len(own) + n) for own, n in pairs])
+    return float(np.exp(mean))
 
 
 def kl_to_reference(log_pi: Sequence[Float32], log_ref: Sequence[Float32]) -> float:

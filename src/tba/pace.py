@@ -134,7 +134,9 @@ class Lane:
 class Arrivals:
     """Puts what arrives into the buffer, and knows how good the newest search is."""
 
-    def __init__(self, buffer: ReplayBuffer, *, pass_threshold: float, hopeless_after: int) -> None:
+    def __init__(
+        self, buffer: ReplayBuffer, *, pass_threshold: float | None, hopeless_after: int
+    ) -> None:
         self._buffer = buffer
         self._pass_threshold = pass_threshold
         self._hopeless_after = hopeless_after
@@ -159,7 +161,8 @@ class Arrivals:
         self.scored += scored
         self._fresh += scored
         rewards = batch.column("reward").to_numpy(zero_copy_only=False)
-        self._passed += int(np.count_nonzero(rewards >= self._pass_threshold))  # NaN compares false
+        if self._pass_threshold is not None:  # NaN compares false
+            self._passed += int(np.count_nonzero(rewards >= self._pass_threshold))
         if result.excluded and not self.excluded:
             log.warning(
                 "a response could not be scored and is left out: %s", _newest_failure(batch)
@@ -174,8 +177,11 @@ class Arrivals:
             )
 
     def pass_at_1(self) -> float:
-        """Return the share of correct ones among the newest arrivals (since the last call)."""
-        if self._fresh:
+        """Return the share of correct ones among the newest arrivals (since the last call).
+
+        NaN before there are any, and where the task knows no right and wrong.
+        """
+        if self._fresh and self._pass_threshold is not None:
             self.share = self._passed / self._fresh
             self._passed = self._fresh = 0
         return self.share

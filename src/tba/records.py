@@ -199,16 +199,30 @@ class EvalReport:
     """Optimiser steps behind the policy."""
     queries: int
     """How many held-out queries were asked."""
-    sampled_pass_at_1: float
-    """Share of correct responses at the search temperature."""
-    greedy_pass_at_1: float
-    """Share of queries whose most likely response, token by token, is correct."""
+    sampled_pass_at_1: float | None
+    """Share of correct responses at the search temperature; None where the task knows no right and
+    wrong."""
+    greedy_pass_at_1: float | None
+    """Share of queries whose most likely response, token by token, is correct; or None."""
     mean_response_tokens: float
     """Mean length of the sampled responses, in tokens."""
     excluded: int
     """Responses whose reward failed; they are left out of both shares."""
     seconds: float
     """Wall-clock time the evaluation took."""
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """What else the sampled responses came to, by name: `reward`, the mean raw reward, and what the
+    task measures besides (`tba.tasks.base.Measure`)."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return what is known, as scalars by name, as in `docs/metrics.md`."""
+        accuracy = {
+            "eval_sampled_pass_at_1": self.sampled_pass_at_1,
+            "eval_greedy_pass_at_1": self.greedy_pass_at_1,
+        }
+        known = {name: value for name, value in accuracy.items() if value is not None}
+        measured = {f"eval_{name}": value for name, value in self.measured.items()}
+        return {**known, **measured, "eval_seconds": self.seconds}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,18 +11,16 @@ The loop itself is `tba.trainer`; nothing here knows what a step does.
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from tba.background import BackgroundEvaluation
 from tba.config import Config, InlineRuntimeConfig
-from tba.engines.base import Sampling
-from tba.engines.torch_engine import TorchEngine
 from tba.errors import StorageError, TbaError
-from tba.evaluation import evaluate
+from tba.evaluation import evaluate_policy
 from tba.given import batches, check_objective, read_given_pairs
 from tba.pace import Arrivals, Intake
 from tba.policy.initial import initial_model
@@ -30,11 +28,18 @@ from tba.policy.loading import check_positions, load_policy
 from tba.policy.precision import autocast_dtype
 from tba.policy.resets import ReferenceResets, load_reference
 from tba.records import EvalReport, StepReport
-from tba.run.checkpoint import Checkpoint, TrainerState, load_newest, save_checkpoint
-from tba.run.durable import storage_errors
+from tba.run.checkpoint import (
+    Checkpoint,
+    TrainerState,
+    load_newest,
+    remove_superseded,
+    save_checkpoint,
+    step_folder,
+)
 from tba.run.folder import RunFolder
 from tba.run.interrupt import StopSignal
 from tba.run.ledger import Ledger
+from tba.run.logs import log_to
 from tba.run.metrics import MetricsWriter
 from tba.run.progress import Progress
 from tba.run.rebuild import Rebuilt, rebuild_buffer
@@ -71,7 +76,7 @@ def run(config: Config, run_dir: Path, *, resume: bool, clean: bool, progress: P
     disable_progress_bar()  # transformers' own would tear ours
     opened = RunFolder.resume(run_dir) if resume else RunFolder.create(run_dir, config, clean=clean)
     with opened as folder, ExitStack() as stack:
-        stack.enter_context(_log_to(folder.log("trainer"), progress.event))
+        stack.enter_context(log_to(folder.log("trainer"), progress.event))
         session = Session(config, folder, stack.enter_context(StopSignal(progress.event)), progress)
         newest = load_newest(folder.checkpoints) if resume else None
         session.prepare(stack, newest)
@@ -92,6 +97,7 @@ class Session:
         self._started = time.perf_counter()
         self._before: EvalReport | None = None
         self._saved_step = -1
+        self._evaluated_step = 0
 
     def prepare(self, stack: ExitStack, checkpoint: Checkpoint | None) -> None:
         """Load or make every part; what must be closed goes onto the stack."""
@@ -101,7 +107,7 @@ class Session:
             check_objective(config.objective)
         version = 0
         if checkpoint is not None:
-            version = self._saved_step = checkpoint.state.step
+            version = self._saved_step = self._evaluated_step = checkpoint.state.step
             self._before = checkpoint.state.before
             self._progress.event(f"resuming from {checkpoint.path}")
         device = torch.device(pick_device(config.device))
@@ -116,6 +122,9 @@ class Session:
         queries = [*self._task.train, *self._task.test]
         check_positions(self._policy.model, queries, config.search.max_completion_length)
         self._scorer = self._open_scorer(stack)
+        self._background = stack.enter_context(
+            BackgroundEvaluation(folder, config.evaluation.timeout_s, self._progress.event)
+        )
         self._rollouts = stack.enter_context(self._open_rollouts(checkpoint))
         self._metrics = stack.enter_context(MetricsWriter(folder.metrics, resumed_step=version))
         rebuilt = self._rebuild_buffer(checkpoint, version)
@@ -174,6 +183,8 @@ class Session:
             torch.set_num_threads(available_cores())
             self._intake.take()  # what searchers delivered on leaving
             self._save()
+            if not self._stop():
+                self._evaluated(self._background.finish())
         except TbaError as error:
             self._fail(error)
             raise
@@ -189,12 +200,26 @@ class Session:
         self._stop.stepping = True
         for report in self._trainer.steps():
             self._note(report)
-            every = self._config.checkpoint.every
-            if every and report.published and report.step - self._saved_step >= every:
-                self._save()
-            every = self._config.evaluation.every
-            if every and report.step % every == 0 and report.step < self._config.trainer.steps:
+            if report.published:
+                self._at_sync(report.step)
+            self._evaluated(self._background.take())
+
+    def _at_sync(self, step: int) -> None:
+        """Save and evaluate what has become due since the last sync."""
+        save, evaluate = self._config.checkpoint.every, self._config.evaluation.every
+        if save and step - self._saved_step >= save:
+            self._save()
+        if (
+            evaluate
+            and self._scorer is not None
+            and step // evaluate > self._evaluated_step // evaluate
+            and step < self._config.trainer.steps
+        ):
+            self._evaluated_step = step
+            if isinstance(self._config.runtime, InlineRuntimeConfig):
                 self._evaluate()
+            else:
+                self._background.start(self._save())
 
     def _note(self, report: StepReport) -> None:
         status = self._runtime.status()
@@ -211,40 +236,30 @@ class Session:
         """
         if self._scorer is None:
             return None
-        search = self._config.search
-        model = self._policy.model
-        low = autocast_dtype(self._config.trainer.precision, model)
-        with torch.autocast(model.device.type, low, enabled=low is not None):
-            report = evaluate(
-                TorchEngine(self._policy.model, self._policy.eos_ids),
-                self._scorer,
-                task=self._task,
-                tokenizer=self._policy.tokenizer,
-                sampling=Sampling(1, search.temperature, search.max_completion_length),
-                settings=self._config.evaluation,
-                seed=self._config.seed,
-                policy_version=self._trainer.version,
-            )
+        report = evaluate_policy(
+            self._policy,
+            self._scorer,
+            task=self._task,
+            config=self._config,
+            policy_version=self._trainer.version,
+        )
         if self._config.model.gradient_checkpointing:
             self._policy.model.train()  # the engine sets the model to evaluation
-        self._progress.evaluated(report)
-        self._metrics.write(
-            report.policy_version,
-            {
-                "eval_sampled_pass_at_1": report.sampled_pass_at_1,
-                "eval_greedy_pass_at_1": report.greedy_pass_at_1,
-                "eval_seconds": report.seconds,
-            },
-        )
+        self._evaluated(report)
         return report
+
+    def _evaluated(self, report: EvalReport | None) -> None:
+        if report is not None:
+            self._progress.evaluated(report)
+            self._metrics.write(report.policy_version, report.metrics())
 
     # --- what is kept
     # --------------------------------------------------------------------------------------
 
-    def _save(self) -> None:
-        """Write a checkpoint of this moment, unless there is one."""
+    def _save(self) -> Path:
+        """Write a checkpoint of this moment, unless there is one, and return its folder."""
         if self._saved_step == self._trainer.version:
-            return
+            return step_folder(self._folder.checkpoints, self._saved_step)
         resets = self._resets
         state = TrainerState(
             step=self._trainer.version,
@@ -255,7 +270,7 @@ class Session:
             before=self._before,
             totals=self._ledger.totals(self._runtime.status()),
         )
-        save_checkpoint(
+        saved = save_checkpoint(
             self._folder.checkpoints,
             state,
             policy=self._policy,
@@ -263,9 +278,15 @@ class Session:
             beside_the_policy=self._update.beside_the_policy(),
             buffer=self._buffer.state(),
             reference=resets.reference.weights() if resets and resets.version else None,
-            keep=self._config.checkpoint.keep,
         )
         self._saved_step = self._trainer.version
+        remove_superseded(
+            self._folder.checkpoints,
+            keep=self._config.checkpoint.keep,
+            until=self._saved_step,
+            in_use=self._background.checkpoint,
+        )
+        return saved
 
     def _fail(self, error: TbaError) -> None:
         """Leave a checkpoint, where the disk allows one, and a summary that gives the reason."""
@@ -352,48 +373,3 @@ class Session:
             every=config.sync.reference_reset_every,
             version=checkpoint.state.reference_version if checkpoint else 0,
         )
-
-
-class _LogFile(logging.FileHandler):
-    """A log whose own trouble, such as a full disk, never hides that of the run."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Lose the record."""
-
-    def close(self) -> None:
-        """Close the file, whatever is left unwritten."""
-        with suppress(OSError):
-            super().close()
-
-
-class _Teller(logging.Handler):
-    """Shows warnings to whoever watches the run."""
-
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        super().__init__(logging.WARNING)
-        self._tell = tell
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Show one warning, without its traceback."""
-        self._tell(record.getMessage().splitlines()[0])
-
-
-@contextmanager
-def _log_to(file: Path, tell: Callable[[str], None]) -> Iterator[None]:
-    """Write everything this package logs to a file, and show its warnings."""
-    with storage_errors(f"log {file}"):
-        in_file = _LogFile(file)
-    in_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    handlers = (in_file, _Teller(tell))
-    logger = logging.getLogger("tba")
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    for handler in handlers:
-        logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        for handler in handlers:
-            logger.removeHandler(handler)
-            handler.close()
-        logger.setLevel(level)

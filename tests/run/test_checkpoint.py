@@ -14,7 +14,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tba.errors import RunFolderError, StorageError
 from tba.policy.loading import Policy
 from tba.records import EvalReport
-from tba.run.checkpoint import TrainerState, load_newest, load_step, save_checkpoint
+from tba.run.checkpoint import (
+    TrainerState,
+    load_newest,
+    load_step,
+    remove_superseded,
+    save_checkpoint,
+)
 from tba.run.summary import StalenessTotals, Totals
 
 BUFFER = {
@@ -79,9 +85,12 @@ def save(tmp_path, make_model, tokenizer):
     model = make_model()
     optimizer = adamw(model)
 
-    def save(step=100, **changes):
+    def save(step=100, keep=2, **changes):
         arguments = {"policy": Policy(model, tokenizer, ()), "optimizer": optimizer}
-        return save_checkpoint(tmp_path, state(step), **arguments | {"buffer": BUFFER} | changes)
+        changes = {"buffer": BUFFER} | changes
+        path = save_checkpoint(tmp_path, state(step), **arguments | changes)
+        remove_superseded(tmp_path, keep=keep, until=step)
+        return path
 
     return save
 
@@ -190,10 +199,15 @@ def test_a_reset_reference_comes_back_and_is_a_model_folder(tmp_path, save, make
     assert_same_weights(AutoModelForCausalLM.from_pretrained(path / "reference"), reference)
 
 
-def test_only_the_newest_are_kept(tmp_path, save):
+def test_only_the_newest_are_kept_and_one_that_is_read(tmp_path, save):
     for step in (1, 2, 3, 4):
         save(step, keep=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
+    read = tmp_path / "step-00000003"
+    remove_superseded(tmp_path, keep=1, until=4, in_use=read)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
+    remove_superseded(tmp_path, keep=1, until=4)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000004"]
 
 
 def test_no_checkpoint_is_no_error(tmp_path):
@@ -312,7 +326,7 @@ from pathlib import Path
 import numpy as np, torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from tba.policy.loading import Policy
-from tba.run.checkpoint import TrainerState, load_newest, load_step, save_checkpoint
+from tba.run.checkpoint import TrainerState, load_newest, remove_superseded, save_checkpoint
 from tba.run.summary import Totals
 
 class Tokenizer:
@@ -326,7 +340,8 @@ optimizer = torch.optim.AdamW(model.named_parameters())
 def save(folder, step):
     state = TrainerState(step, 0, 0, (), float("nan"), None, Totals())
     save_checkpoint(folder, state, policy=Policy(model, Tokenizer(), ()), optimizer=optimizer,
-        buffer={"step": np.array([step])}, keep=1)
+        buffer={"step": np.array([step])})
+    remove_superseded(folder, keep=1, until=step)
 
 def save_until(event, folder):
     seen = 0

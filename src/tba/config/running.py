@@ -57,7 +57,10 @@ class EvaluationConfig(Section):
     queries: PositiveInt = 1_000
     """Held-out queries asked, from the first on; all of them when there are fewer."""
     every: NonNegativeInt = 0
-    """Trainer steps between evaluations during the run (the trainer pauses for them); 0: none."""
+    """Trainer steps between evaluations during the run, moved on to the next sync; 0: none. A
+    checkpoint is evaluated by a process of its own (runtime inline: the trainer pauses)."""
+    timeout_s: PositiveFloat = 3600.0
+    """Longest time for such an evaluation, in seconds; then it is given up."""
     queries_per_batch: PositiveInt = 128
     """Queries generated at a time."""
 

@@ -141,14 +141,16 @@ def save_checkpoint(
     buffer: Mapping[str, NDArray[Any]],
     reference: Mapping[str, Tensor] | None = None,
     beside_the_policy: Mapping[str, Mapping[str, Tensor]] | None = None,
-    keep: int = 2,
 ) -> Path:
-    """Write a checkpoint, then remove all but the newest `keep`.
+    """Write a checkpoint.
+
+    Returns:
+        Its folder.
 
     Raises:
         StorageError: the disk refused it; nothing of it is left, and the older ones are intact.
     """
-    final = checkpoints / f"step-{state.step:08d}"
+    final = step_folder(checkpoints, state.step)
     temporary = checkpoints / f"tmp-{final.name}"
     with storage_errors(f"checkpoint {final}"):
         for leftover in checkpoints.glob("tmp-*"):
@@ -171,8 +173,34 @@ def save_checkpoint(
             _put_in_place(temporary, final)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        _remove_all_but(checkpoints, newest=keep, until=state.step)
     return final
+
+
+def step_folder(checkpoints: Path, step: int) -> Path:
+    """Return where the checkpoint of a step is, or will be."""
+    return checkpoints / f"step-{step:08d}"
+
+
+def remove_superseded(
+    checkpoints: Path, *, keep: int, until: int, in_use: Path | None = None
+) -> None:
+    """Keep the newest ones up to step `until`; later ones belong to a future that was given up.
+
+    Args:
+        checkpoints: The folder of all.
+        keep: How many to keep.
+        until: The step just saved.
+        in_use: One that somebody reads, which stays besides.
+
+    Raises:
+        StorageError: the disk refused it.
+    """
+    superseded = [path for path in _superseded(checkpoints, keep, until) if path != in_use]
+    with storage_errors(f"old checkpoints in {checkpoints}"):
+        for path in superseded:
+            # under another name first: a checkpoint half removed is not to be seen
+            doomed = path.rename(path.with_name(f"tmp-{path.name}"))
+            shutil.rmtree(doomed)
 
 
 def load_newest(
@@ -276,14 +304,6 @@ def _newest_first(checkpoints: Path) -> list[Path]:
 
 def _step(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
-
-
-def _remove_all_but(checkpoints: Path, *, newest: int, until: int) -> None:
-    """Keep the newest ones up to step `until`; later ones belong to a future that was given up."""
-    for path in _superseded(checkpoints, newest, until):
-        # under another name first: a checkpoint half removed is not to be seen
-        doomed = path.rename(path.with_name(f"tmp-{path.name}"))
-        shutil.rmtree(doomed)
 
 
 def _superseded(checkpoints: Path, newest: int, until: int) -> Iterator[Path]:

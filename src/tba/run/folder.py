@@ -5,6 +5,7 @@
     summary.json       before and after, totals, how the run ended
     rollouts.arrows    every trajectory that reached the buffer
     checkpoints/       the newest checkpoints
+    evaluations/       what evaluations during the run came to, one file a checkpoint
     model/             the initial policy, which is the reference, when it was built or warm-started
     logs/              one file a process
     tba.lock           marks a run folder; the live run holds a lock on it
@@ -40,6 +41,7 @@ _MADE = (
     "model",
     "model.unfinished",
     "logs/*.log",
+    "evaluations/*.json",
 )
 _REPLACED = "tba.replaced"
 """Where `clean` puts an older run until the new one has begun."""
@@ -144,6 +146,11 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """One folder a checkpoint."""
         return self.path / "checkpoints"
+
+    @property
+    def evaluations(self) -> Path:
+        """One report an evaluation during the run."""
+        return self.path / "evaluations"
 
     @property
     def model(self) -> Path:

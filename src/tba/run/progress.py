@@ -93,10 +93,13 @@ class Progress:
         """Take in and tell the accuracy on held-out queries."""
         self._evaluation = report
         excluded = f", {report.excluded} excluded" if report.excluded else ""
+        told = [f"{name} {value:.3f}" for name, value in report.measured.items()]
+        if report.greedy_pass_at_1 is not None:
+            told.insert(0, f"{report.greedy_pass_at_1:.3f} greedy")
+            told.insert(0, f"pass@1 {report.sampled_pass_at_1:.3f} sampled")
         self.event(
-            f"evaluation at step {report.policy_version}: pass@1 {report.sampled_pass_at_1:.3f} "
-            f"sampled, {report.greedy_pass_at_1:.3f} greedy, {report.queries:,} queries{excluded}, "
-            f"{report.seconds:.0f} s"
+            f"evaluation at step {report.policy_version}: {', '.join(told)}, "
+            f"{report.queries:,} queries{excluded}, {report.seconds:.0f} s"
         )
 
     def event(self, text: str) -> None:
@@ -116,11 +119,13 @@ class Progress:
         yield "step", f"{report.step:,}/{self._steps:,}"
         for label, template in CELLS.items():
             try:
-                yield label, template.format_map(report.metrics)
+                text = template.format_map(report.metrics)
             except KeyError:  # this run does not have that metric
                 continue
+            if text != "nan":
+                yield label, text
         if self._evaluation is not None:
-            yield "evaluation", f"{self._evaluation.sampled_pass_at_1:.3f}"
+            yield "evaluation", f"{_headline(self._evaluation):.3f}"
         left_s = self._seconds_left(report.step)
         if left_s is not None:
             yield "left", str(timedelta(seconds=round(left_s)))
@@ -131,6 +136,12 @@ class Progress:
             return None
         first_step, first_at = self._first
         return (self._steps - step) * (self._clock() - first_at) / (step - first_step)
+
+
+def _headline(report: EvalReport) -> float:
+    """Return the one number of an evaluation: accuracy, where the task knows it, or reward."""
+    accuracy = report.sampled_pass_at_1
+    return report.measured["reward"] if accuracy is None else accuracy
 
 
 def _panel(cells: dict[str, str]) -> Table:

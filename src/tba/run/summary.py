@@ -216,8 +216,12 @@ def results_table(before: EvalReport, after: EvalReport) -> Table:
         ("sampled pass@1", "sampled_pass_at_1"),
         ("greedy pass@1", "greedy_pass_at_1"),
     ):
-        old, new = 100 * getattr(before, field), 100 * getattr(after, field)
-        table.add_row(name, f"{old:.1f} %", f"{new:.1f} %", f"{new - old:+.1f}")
+        if getattr(after, field) is not None:
+            old, new = 100 * getattr(before, field), 100 * getattr(after, field)
+            table.add_row(name, f"{old:.1f} %", f"{new:.1f} %", f"{new - old:+.1f}")
+    for name, new in after.measured.items():
+        old = before.measured[name]
+        table.add_row(name.replace("_", " "), f"{old:.3f}", f"{new:.3f}", f"{new - old:+.3f}")
     old, new = before.mean_response_tokens, after.mean_response_tokens
     table.add_row("response tokens", f"{old:.1f}", f"{new:.1f}", f"{new - old:+.1f}")
     table.add_row("excluded", str(before.excluded), str(after.excluded), "")

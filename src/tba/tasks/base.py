@@ -1,9 +1,10 @@
 """What a task is: queries to train on, held-out queries, and how responses are rewarded."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from tba.records import Query
+from tba.records import Query, Response, Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,12 @@ class RewardSpec:
     """Weight of each in the sum."""
     timeout_s: float
     """Longest time for one response, in seconds."""
+    options: tuple[Mapping[str, Any], ...] = ()
+    """For each function, keyword arguments of the call that makes it; where there are some, the
+    path names what makes the function: a class such as a reward model, or a function that returns
+    one."""
+    start_timeout_s: float = 60.0
+    """Longest time to import and make all functions, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,32 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
+class Answered:
+    """How a policy answered held-out queries; the sequences are aligned."""
+
+    queries: Sequence[Query]
+    """One entry a response."""
+    responses: Sequence[Response]
+    """Sampled at the search temperature."""
+    texts: Sequence[str]
+    """Decoded responses."""
+    scores: Sequence[Score]
+    """Their rewards."""
+
+
+class Measure(Protocol):
+    """Tells more of a policy's answers than rewards do: a win rate, diversity, length."""
+
+    def __call__(self, answered: Answered) -> Mapping[str, float]:
+        """Return finite numbers by name, in snake case; it may take as long as it needs.
+
+        Raises:
+            TbaError: It cannot be told; the message says why.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """A loaded task."""
 
@@ -39,11 +72,13 @@ class Task:
     """Held-out queries; `query_id` is the position here."""
     reward: RewardSpec
     """How a response is scored."""
-    pass_threshold: float
-    """Reward from which a response counts as correct."""
+    pass_threshold: float | None
+    """Reward from which a response counts as correct; None where nothing is right or wrong."""
     demonstrations: Sequence[str] | None
     """A correct response for each training query (end-of-sequence not written out), or None."""
     skipped: int
     """Rows left out because their prompt is longer than the limit."""
     pairs: Sequence[Pair] | None = None
     """The pair of each training query, where they were asked for."""
+    measures: tuple[Measure, ...] = ()
+    """What an evaluation tells besides reward and pass@1."""

@@ -7,8 +7,8 @@ failure is never a zero.
 A batch is tried as a whole first, for `timeout_s`. When that fails, its responses are tried one
 at a time, so that only the culprit is marked. `score` therefore returns after at most `(1 + n) *
 timeout_s` for n responses, plus the start of a new child for each one that died (0.5 s as a rule,
-60 s at most). After `MAX_HANGS` responses of a batch that hung the rest is marked untried: a
-function that always hangs costs `(1 + MAX_HANGS) * timeout_s` a batch.
+`start_timeout_s` at most). After `MAX_HANGS` responses of a batch that hung the rest is marked
+untried: a function that always hangs costs `(1 + MAX_HANGS) * timeout_s` a batch.
 """
 
 import os
@@ -27,7 +27,7 @@ from tba.records import Int32, Outcome, Query, Score
 from tba.tasks.base import RewardSpec
 from tba.tasks.scoring_child import Raised, Refused, Reply, Request, Rewards
 
-START_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 60.0
 MAX_HANGS = 8
 
 
@@ -114,7 +114,7 @@ class Scorer:
                 start_new_session=True,
             )
         self._pipe = ours
-        reply = self._ask(self._spec, START_TIMEOUT_S)
+        reply = self._ask(self._spec, self._spec.start_timeout_s)
         if not isinstance(reply, Rewards):
             self._stop()
             reason = reply.message if isinstance(reply, Refused) else reply.detail
@@ -156,7 +156,7 @@ class Scorer:
     def _stop(self) -> None:
         if self._child is not None:
             _kill(self._child)
-            self._child.wait(timeout=START_TIMEOUT_S)
+            self._child.wait(timeout=END_TIMEOUT_S)
         if self._pipe is not None:
             self._pipe.close()
         self._child = self._pipe = None

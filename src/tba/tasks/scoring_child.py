@@ -135,11 +135,16 @@ class RewardFunction:
 
 
 def load(spec: RewardSpec) -> list[RewardFunction]:
-    """Import every function of the spec."""
+    """Import every function of the spec, and make those that have options."""
+    options = spec.options or ({},) * len(spec.functions)
     return [
-        RewardFunction(name, _in_trl_form(load_function(name)), weight)
-        for name, weight in zip(spec.functions, spec.weights, strict=True)
+        RewardFunction(name, _in_trl_form(_made(load_function(name), own)), weight)
+        for name, weight, own in zip(spec.functions, spec.weights, options, strict=True)
     ]
+
+
+def _made(function: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
+    return function(**options) if options else function
 
 
 def evaluate(functions: Sequence[RewardFunction], request: Request) -> Rewards:
@@ -160,7 +165,7 @@ def main(fd: int) -> None:
     os.set_inheritable(fd, False)
     pipe = Connection(fd)
     os.register_at_fork(after_in_child=pipe.close)  # a forked child must not keep the pipe open
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         spec = pipe.recv()
         functions = _guarded(lambda: load(spec))
@@ -191,7 +196,7 @@ def _guarded(work: Callable[[], T]) -> T | Raised | Refused:
         return Raised(describe(error))
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
     """End this process, whatever it is doing, once its parent is gone."""
     while os.getppid() == parent:
         time.sleep(0.5)

@@ -1,0 +1,168 @@
+"""Evaluates checkpoints beside the run, in a process of its own, so that the trainer goes on.
+
+    Session --start(checkpoint)--> python -m tba.background RUN CHECKPOINT FILE --report--> take()
+
+The process loads the checkpoint's policy as anybody would, asks the held-out queries with the same
+random numbers as the evaluations before and after the run, and writes a report; it is polite (a
+`nice` of 10). One evaluation runs at a time. One that fails or overruns its bound is told and
+counts for nothing: a run never ends for it.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from pydantic import TypeAdapter
+
+from tba.config import Config
+from tba.records import EvalReport
+from tba.run.durable import replace_file
+from tba.run.folder import RunFolder
+from tba.tasks.scoring_child import end_with
+
+NICENESS = 10
+END_TIMEOUT_S = 30.0
+"""Longest time for a killed process to be gone."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Running:
+    """An evaluation that is under way."""
+
+    process: subprocess.Popen[bytes]
+    """The child."""
+    checkpoint: Path
+    """What it evaluates."""
+    report: Path
+    """Where its report will be."""
+    deadline: float
+    """When it is killed, on the monotonic clock."""
+
+    @property
+    def step(self) -> int:
+        return int(self.checkpoint.stem.removeprefix("step-"))
+
+
+class BackgroundEvaluation:
+    """At most one evaluation process; leaving the context kills it."""
+
+    def __init__(self, folder: RunFolder, timeout_s: float, tell: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._timeout_s = timeout_s
+        self._tell = tell
+        self._running: _Running | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._running is not None:
+            self._kill(self._running)
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The checkpoint that is being evaluated and must not be removed."""
+        return self._running.checkpoint if self._running else None
+
+    def start(self, checkpoint: Path) -> None:
+        """Begin to evaluate a checkpoint, unless an earlier one still is."""
+        if self._running is not None:
+            self._tell(
+                f"{checkpoint.name} is not evaluated, since the evaluation of "
+                f"{self._running.checkpoint.name} still goes on: set evaluation.every higher"
+            )
+            return
+        report = self._folder.evaluations / f"{checkpoint.stem}.json"
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        with self._folder.log("evaluation").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tba.background", self._folder.path, checkpoint, report],
+                env=os.environ | {"PYTHONPATH": path},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + self._timeout_s
+        self._running = _Running(process, checkpoint, report, deadline)
+
+    def take(self) -> EvalReport | None:
+        """Return the report of an evaluation that has ended since the last call; never wait."""
+        running = self._running
+        if running is None:
+            return None
+        code = running.process.poll()
+        if code is None and time.monotonic() < running.deadline:
+            return None
+        if code is None:
+            self._kill(running)
+            self._tell(
+                f"the evaluation of step {running.step} took longer than evaluation.timeout_s = "
+                f"{self._timeout_s:g} s and was ended"
+            )
+        self._running = None
+        if code == 0:
+            return read_report(running.report)
+        if code is not None:
+            self._tell(
+                f"the evaluation of step {running.step} failed with exit code {code}: "
+                f"{self._folder.log('evaluation')} says why"
+            )
+        return None
+
+    def finish(self) -> EvalReport | None:
+        """Wait for the evaluation that is under way, to its bound at most, and take its report."""
+        if self._running is not None:
+            left = self._running.deadline - time.monotonic()
+            with suppress(subprocess.TimeoutExpired):  # then `take` ends it
+                self._running.process.wait(timeout=max(left, 0.0))
+        return self.take()
+
+    def _kill(self, running: _Running) -> None:
+        running.process.kill()
+        running.process.wait(timeout=END_TIMEOUT_S)
+
+
+def read_report(path: Path) -> EvalReport:
+    """Read a report of the folder `evaluations`."""
+    return TypeAdapter(EvalReport).validate_json(path.read_bytes())
+
+
+def main(run: str, checkpoint: str, report: str) -> None:
+    """Evaluate a checkpoint of a run, and write the report."""
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+    os.nice(NICENESS)
+    config = RunFolder(Path(run)).config()
+    found = _evaluate(config, Path(checkpoint))
+    Path(report).parent.mkdir(exist_ok=True)
+    text = json.dumps(dataclasses.asdict(found), indent=2, allow_nan=False)
+    replace_file(Path(report), [text.encode()])
+
+
+def _evaluate(config: Config, checkpoint: Path) -> EvalReport:
+    import torch
+
+    from tba.evaluation import evaluate_policy
+    from tba.policy.loading import load_policy
+    from tba.runtimes.resources import pick_device, trainer_threads
+    from tba.tasks import load_task
+    from tba.tasks.scoring import Scorer
+
+    torch.set_num_threads(trainer_threads(config))
+    device = torch.device(pick_device(config.device))
+    policy = load_policy(checkpoint / "policy", config.model, device=device, dtype=torch.float32)
+    task = load_task(config.task, policy.tokenizer)
+    version = int(checkpoint.stem.removeprefix("step-"))
+    with Scorer(task.reward) as scorer:
+        return evaluate_policy(policy, scorer, task=task, config=config, policy_version=version)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
