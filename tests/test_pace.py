@@ -221,7 +221,13 @@ def test_pass_at_1_counts_what_arrived_since_the_last_call_and_leaves_failures_o
     arrivals.add(
         encode([trajectory(1, 1.0), trajectory(2, 0.0), trajectory(3, None), trajectory(4, 0.5)])
     )
-    assert arrivals.pass_at_1() == pytest.approx(1 / 3)
-    assert arrivals.pass_at_1() == pytest.approx(1 / 3)  # nothing new: still the newest known
+    assert arrivals.metrics()["pass_at_1"] == pytest.approx(1 / 3)
+    assert arrivals.metrics()["pass_at_1"] == pytest.approx(1 / 3)  # nothing new since
     arrivals.add(encode([trajectory(5, 1.0)]))
-    assert arrivals.pass_at_1() == 1.0
+    assert arrivals.metrics()["pass_at_1"] == 1.0
+
+
+def test_where_nothing_is_right_or_wrong_no_pass_at_1_is_told() -> None:
+    arrivals = Arrivals(ReplayBuffer(8), pass_threshold=None, hopeless_after=100)
+    arrivals.add(encode([trajectory(i, 1.0) for i in range(3)]))
+    assert arrivals.metrics() == {"excluded": 0.0}

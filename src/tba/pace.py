@@ -176,15 +176,15 @@ class Arrivals:
                 "function"
             )
 
-    def pass_at_1(self) -> float:
-        """Return the share of correct ones among the newest arrivals (since the last call).
-
-        NaN before there are any, and where the task knows no right and wrong.
-        """
-        if self._fresh and self._pass_threshold is not None:
+    def metrics(self) -> dict[str, float]:
+        """Return what the newest arrivals (since the last call) were worth, as scalars by name."""
+        known = {"excluded": float(self.excluded)}
+        if self._pass_threshold is None:
+            return known
+        if self._fresh:
             self.share = self._passed / self._fresh
             self._passed = self._fresh = 0
-        return self.share
+        return {"pass_at_1": self.share, **known}
 
 
 def _newest_failure(batch: pa.RecordBatch) -> str:

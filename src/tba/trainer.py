@@ -181,7 +181,7 @@ class Trainer:
         metrics = {
             **result.metrics,
             "skipped": float(result.skipped),
-            "pass_at_1": self._intake.arrivals.pass_at_1(),
+            **self._intake.arrivals.metrics(),
             "staleness_min": float(staleness.min()),
             "staleness_mean": float(staleness.mean()),
             "staleness_max": float(staleness.max()),
@@ -189,7 +189,6 @@ class Trainer:
             "unique_share": len(batch.tokens) / batch.index.size,
             "truncated_share": float(1 - batch.finished.mean()),
             "tokens_trained": float(tokens),
-            "excluded": float(self._intake.arrivals.excluded),
             "buffer_size": float(len(self._buffer)),
             "step_s": seconds,
             "wait_s": waited_s,

@@ -8,9 +8,9 @@ contention   a searcher's process and the trainer: each alone, then both at once
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,25 +28,26 @@ from tba.errors import ConfigError
 from tba.objectives import load_objective
 from tba.pace import Arrivals, Intake
 from tba.plan.contention import measure_contention
+from tba.plan.probe import Searched, SearchProbe
 from tba.plan.profile import Measured, Profile, Responses, fit
-from tba.plan.timing import LEAST, Stopwatch, own_s, repeated
+from tba.plan.timing import LEAST, own_s, repeated
 from tba.policy.initial import initial_model
 from tba.policy.loading import load_policy
-from tba.records import Batch, Trajectory
+from tba.records import Batch
 from tba.run.ledger import Ledger
 from tba.run.metrics import MetricsWriter
 from tba.run.progress import Progress
-from tba.run.rollouts import RolloutLog, encode, from_bytes, to_bytes
+from tba.run.rollouts import RolloutLog
 from tba.run.summary import Totals
 from tba.runtimes.base import SearchStatus
-from tba.runtimes.lanes import SearchPlan, open_lane
+from tba.runtimes.lanes import SearchPlan
 from tba.runtimes.resources import (
     available_cores,
     pick_device,
     searcher_threads,
     trainer_threads,
 )
-from tba.searcher import Seat, Stage, Stores
+from tba.searcher import Stores
 from tba.sync import WeightStore
 from tba.tasks import load_task
 from tba.trainer import Trainer
@@ -113,25 +114,6 @@ def _by_turns(*measurements: Callable[[], Iterable[T]]) -> list[list[T]]:
         for own, measured in zip(found, measurements, strict=True):
             own += measured()
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Searched:
-    """One search batch."""
-
-    seconds: Mapping[Stage, float]
-    found: list[Trajectory]
-    payload: bytes
-
-    @property
-    def pull_s(self) -> float:
-        return self.seconds[Stage.TAKING_WEIGHTS]
-
-    @property
-    def work(self) -> Measured:
-        lengths = [len(trajectory.tokens) for trajectory in self.found]
-        seconds = sum(self.seconds.values()) - self.pull_s
-        return Measured(seconds, sum(lengths), max(lengths))
 
 
 class _Replay:
@@ -208,11 +190,13 @@ class _Measurement:
         self._tell("measuring search")
         fewer = max(1, search.samples_per_query // 2)
         shorter = max(1, search.max_completion_length // 2)
-        base, *others = _by_turns(
-            lambda: self._search(config),
-            lambda: self._search(_changed(config, "search", samples_per_query=fewer)),
-            lambda: self._search(_changed(config, "search", max_completion_length=shorter)),
-        )
+        variants = [
+            config,
+            _changed(config, "search", samples_per_query=fewer),
+            _changed(config, "search", max_completion_length=shorter),
+        ]
+        with SearchProbe(self._search_plan(config), self._device) as probe:
+            base, *others = _by_turns(*(partial(self._search, probe, own) for own in variants))
         self._tell("measuring the wires")
         publish_s, hash_s = self._publish()
         store_s, store_wait_s = self._log(base)
@@ -252,27 +236,17 @@ class _Measurement:
 
     # --- searching
 
-    def _search(self, config: Config) -> list[_Searched]:
-        """Search in this process for a while, with new weights before each batch."""
-        stopwatch = Stopwatch()
-        seat = Seat(0, announce=stopwatch.announce, send=lambda batch: None)
-        torch.set_num_threads(searcher_threads(config))
-        plan = self._search_plan(config)
-        with open_lane(plan, seat, plan.next_ticket, self._device) as lane:
+    def _search(self, probe: SearchProbe, config: Config) -> list[Searched]:
+        """Search for a while, with new weights before each batch."""
 
-            def search() -> _Searched:
-                self._publish_once()
-                stopwatch.take()
-                found = lane.turn(0, 0)
-                assert found, "nobody waits in free mode"
-                stopwatch.announce(Stage.DELIVERING)
-                payload = to_bytes(encode(found))
-                return _Searched(stopwatch.take(), found, payload)
+        def search() -> Searched:
+            self._publish_once()
+            return probe.search()
 
-            search()  # the first one is always slow
-            batches = list(repeated(search))
-        torch.set_num_threads(trainer_threads(config))
-        self._next_ticket = batches[-1].found[0].ticket + 1
+        probe.open(config, self._next_ticket)
+        search()  # the first one is always slow
+        batches = list(repeated(search))
+        self._next_ticket = batches[-1].found.column("ticket")[0].as_py() + 1
         return batches
 
     def _search_plan(self, config: Config) -> SearchPlan:
@@ -295,7 +269,7 @@ class _Measurement:
         copy_s, hash_s = np.median(times, axis=0).tolist()
         return copy_s, hash_s
 
-    def _log(self, batches: Sequence[_Searched]) -> tuple[float, float]:
+    def _log(self, batches: Sequence[Searched]) -> tuple[float, float]:
         """Return what logging costs the processor a trajectory, and how long a disk takes."""
         with RolloutLog(self._folder / "rollouts.arrows") as log:
             worked, waited = [], []
@@ -307,10 +281,10 @@ class _Measurement:
                 waited.append(max(own_s() - wall - busy_s, 0.0))
         return statistics.median(worked), statistics.median(waited)
 
-    def _add(self, batches: Sequence[_Searched]) -> float:
+    def _add(self, batches: Sequence[Searched]) -> float:
         times = []
         for batch in batches:
-            self._runtime.waiting = [from_bytes(batch.payload)]
+            self._runtime.waiting = [batch.found]
             started = own_s()
             self._intake.take()
             times.append((own_s() - started) / len(batch.found))
@@ -356,17 +330,19 @@ class _Measurement:
         return measure_contention(plan, self._folder, lambda: self._step(trainer).seconds)
 
 
-def _works(batches: Iterable[_Searched]) -> list[Measured]:
+def _works(batches: Iterable[Searched]) -> list[Measured]:
     return [batch.work for batch in batches]
 
 
-def _responses(batches: Sequence[_Searched], samples: int) -> Responses:
+def _responses(batches: Sequence[Searched], samples: int) -> Responses:
     """Return the responses by query."""
     lengths, same = [], []
     for batch in batches:
         groups: dict[int, list[bytes]] = {}
-        for trajectory in batch.found:
-            groups.setdefault(trajectory.query_id, []).append(trajectory.tokens.tobytes())
+        for query, tokens in zip(
+            batch.found.column("query_id").to_pylist(), batch.found.column("tokens"), strict=True
+        ):
+            groups.setdefault(query, []).append(tokens.values.to_numpy().tobytes())
         for group in groups.values():
             assert len(group) == samples, "a query is searched once a batch"
             number = {response: i for i, response in enumerate(dict.fromkeys(group))}

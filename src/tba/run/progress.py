@@ -119,11 +119,9 @@ class Progress:
         yield "step", f"{report.step:,}/{self._steps:,}"
         for label, template in CELLS.items():
             try:
-                text = template.format_map(report.metrics)
+                yield label, template.format_map(report.metrics)
             except KeyError:  # this run does not have that metric
                 continue
-            if text != "nan":
-                yield label, text
         if self._evaluation is not None:
             yield "evaluation", f"{_headline(self._evaluation):.3f}"
         left_s = self._seconds_left(report.step)
