@@ -232,5 +232,5 @@ def test_what_cannot_go_with_gradients_is_refused(setting, sentence):
 
 
 def test_given_pairs_bring_no_gradients(tmp_path):
-    with pytest.raises(ValidationError, match=r"buffer\.given_pairs is true, but with objective"):
-        tiny_config(tmp_path, objective=OBJECTIVE, buffer={"given_pairs": True})
+    with pytest.raises(ValidationError, match=r"buffer\.given is pairs, but with objective"):
+        tiny_config(tmp_path, objective=OBJECTIVE, buffer={"given": "pairs"})

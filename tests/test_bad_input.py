@@ -200,7 +200,7 @@ PAIRS = """
 kind = "custom"
 train_file = "pairs.jsonl"
 [buffer]
-given_pairs = true
+given = "pairs"
 [search]
 searchers = 0
 [objective]
@@ -242,7 +242,7 @@ def test_bad_pairs_are_refused_and_leave_no_run(pairs, rows, words):
     ("setting", "words"),
     [
         ("--objective.kind=grpo", "objective.kind = grpo asks for log_mu, which is not known"),
-        ("--buffer.given_pairs=false", "so there would be nothing to learn from"),
+        ("--buffer.given=nothing", "so there would be nothing to learn from"),
         ("--sync.mode=lockstep", "set sync.mode to free"),
         ("--search.searchers=1", "task.reward names no reward function"),
     ],
@@ -254,7 +254,7 @@ def test_what_pairs_do_not_allow_is_refused(pairs, setting, words):
 
 def test_pairs_used_up_end_the_run_at_once_with_what_to_raise(pairs):
     told = refused("pairs.toml", "--buffer.max_reuse=1")
-    assert told.startswith("every given pair was used buffer.max_reuse = 1 times after 2 steps")
+    assert told.startswith("every given answer was used buffer.max_reuse = 1 times after 2 steps")
     assert json.loads(Path("run/summary.json").read_text())["ended"] == "failed"
     assert "after 2 steps" in sentence(invoke("--resume", "run"), 2)
 

@@ -6,11 +6,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tba.buffer import AddResult, ReplayBuffer
+from tba.buffer import ReplayBuffer
 from tba.config.search import BufferConfig
 from tba.records import FinishReason, Outcome
 from tba.run.rollouts import RolloutLog, encode
 from tba.sampling import draw_batch
+from tba.slots import AddResult
 from tests.factories import distinct, excluded, trajectory
 
 CONFIG = BufferConfig(on_policy_prob=0.5, off_policy_sampling="softmax_reward", recent_versions=2)

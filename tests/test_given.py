@@ -51,7 +51,7 @@ def pairs_config(folder: Path, rows=ROWS, **sections: dict[str, object]) -> Conf
         **sections.pop("task", {}),
     }
     settings: dict[str, dict[str, object]] = {
-        "buffer": {"given_pairs": True},
+        "buffer": {"given": "pairs"},
         "search": {"searchers": 0, "temperature": TEMPERATURE},
         "objective": {"kind": "dpo", "beta": {"kind": "constant", "value": BETA}},
         "trainer": {"samples_per_query": 2, "queries_per_batch": 2},
@@ -195,8 +195,8 @@ def buffer(tmp_path):
     policy = load_policy(
         tmp_path / "model", config.model, device=torch.device("cpu"), dtype=torch.float32
     )
-    task = load_task(config.task, policy.tokenizer, with_pairs=True)
-    found = given.read_given_pairs(task, policy, longest=4)
+    task = load_task(config.task, policy.tokenizer, given="pairs")
+    found = given.read_given("pairs", task, policy, longest=4)
     filled = ReplayBuffer(100)
     for batch in given.batches(found, (), Reference(policy.model, temperature=1.0), config):
         filled.add(batch)
@@ -250,7 +250,7 @@ def test_an_offline_run_generates_nothing_and_says_that_it_was_not_evaluated(tmp
     summary = train(tmp_path, pairs_config(tmp_path, REPEATED, runtime={"kind": kind}))
     run = tmp_path / "run"
     assert (summary.ended, summary.steps) == (Ending.FINISHED, 6)
-    assert summary.detail == "nothing is evaluated, since the task has no reward function"
+    assert summary.detail == "pass@1 is not measured, since the task has no reward function"
     assert (summary.before, summary.after, summary.tokens_searched) == (None, None, 0)
     assert summary.trajectories.kept == 2 * len(REPEATED)
     assert (summary.staleness.min, summary.staleness.max) == (0, 5)
@@ -327,7 +327,7 @@ def die_at(patch, calls_left: int) -> None:
 @pytest.mark.parametrize("kind", ["inline", "local"])
 @pytest.mark.parametrize("writes", [0, 1, 2, 4])
 def test_a_run_killed_while_it_wrote_its_pairs_has_each_once(tmp_path, monkeypatch, kind, writes):
-    monkeypatch.setattr(given, "PAIRS_PER_BATCH", 2)  # the header and four batches
+    monkeypatch.setattr(given, "QUERIES_PER_BATCH", 2)  # the header and four batches
     whole = tmp_path / "whole"
     whole.mkdir()
     config = pairs_config(tmp_path, REPEATED, runtime={"kind": kind})
@@ -421,7 +421,7 @@ def test_an_objective_that_asks_for_what_nobody_knows_is_refused(tmp_path, kind,
 
 
 def test_a_bound_on_reuse_that_leaves_nothing_to_draw_ends_the_run_at_once(tmp_path):
-    config = pairs_config(tmp_path, buffer={"given_pairs": True, "max_reuse": 1})
+    config = pairs_config(tmp_path, buffer={"given": "pairs", "max_reuse": 1})
     with pytest.raises(TbaError, match=r"max_reuse = 1 times after 3 steps: raise it"):
         train(tmp_path, config)
     summary = json.loads((tmp_path / "run/summary.json").read_text())

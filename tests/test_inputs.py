@@ -18,15 +18,16 @@ from tba.records import Batch
 from tba.update import PolicyUpdate, micro_batches
 from test_update import make_batch, make_config, naive_log_pi
 
-FACTS = StepFacts(mean_reward=0.25, progress=0.5, prepared={})
+FACTS = StepFacts(mean_reward=0.25, mean_tokens=2.5, progress=0.5, prepared={})
 ALL = "log_pi, mask, reward, finished, log_ref, log_mu, log_old, value, log_z, log_stop, "
-ALL += "log_ref_stop, prefix_reward, step_advantage, log_z_star, mean_reward, max_tokens, progress"
+ALL += "log_ref_stop, prefix_reward, step_advantage, log_z_star, mean_reward, mean_tokens, "
+ALL += "max_tokens, progress"
 
 
 def everything(  # noqa: PLR0917  # all that there is
                log_pi, mask, reward, finished, log_ref, log_mu, log_old, value, log_z, log_stop,
-               log_ref_stop, prefix_reward, step_advantage, log_z_star, mean_reward, max_tokens,
-               progress):  # fmt: skip
+               log_ref_stop, prefix_reward, step_advantage, log_z_star, mean_reward, mean_tokens,
+               max_tokens, progress):  # fmt: skip
     raise NotImplementedError
 
 
@@ -75,6 +76,7 @@ def test_each_input_is_what_its_name_says(policy: Policy) -> None:
     # the anchor is the policy itself until that moves on
     torch.testing.assert_close(found["log_old"], found["log_pi"].detach(), rtol=1e-5, atol=1e-5)
     assert (found["mean_reward"], found["progress"], found["max_tokens"]) == (0.25, 0.5, 6)
+    assert found["mean_tokens"] == 2.5
 
 
 def test_log_stop_is_the_log_probability_of_ending_before_each_token(policy: Policy) -> None:

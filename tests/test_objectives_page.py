@@ -63,7 +63,7 @@ def test_the_example_of_given_pairs_trains(tmp_path, monkeypatch, kind):
     build = BuildConfig(characters="abc=", hidden_size=16, intermediate_size=32)
     build_policy(build, tmp_path / "model", seed=0)
     Path("pairs.jsonl").write_text(block("json", "chosen"))
-    Path("pairs.toml").write_text(block("toml", "given_pairs"))
+    Path("pairs.toml").write_text(block("toml", 'given = "pairs"'))
     arguments = block("sh", "pairs.toml").replace("DIR", "model").split()
     assert arguments[:2] == ["tba", "train"]
     small = [f"--runtime.kind={kind}", "--trainer.steps=3", "--run-dir=run"]

@@ -1,5 +1,5 @@
 from collections import Counter
-from itertools import permutations
+from itertools import chain, permutations
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from tba import sampling
 from tba.buffer import ReplayBuffer
 from tba.config.search import BufferConfig
 from tba.run.rollouts import encode
-from tba.sampling import choose_by_softmax, choose_newest, draw_batch
+from tba.sampling import choose_by_softmax, choose_newest, draw_batch, draw_in_epochs
 from tests.factories import distinct, trajectory
 
 ONCE = np.ones(9, dtype=np.int32)
@@ -380,3 +380,71 @@ def test_recent_samples_alone_say_whether_the_m_branch_passes_over_a_query(rng):
         for _ in range(30)
     }
     assert found == {0, 1}
+
+
+# --- epochs -------------------------------------------------------------------------------------
+
+
+def epochs(buffer, b, steps, *, k=1, max_reuse=None):
+    """Return the queries of each batch."""
+    batches = [
+        draw_in_epochs(
+            buffer,
+            queries_per_batch=b,
+            samples_per_query=k,
+            max_reuse=max_reuse,
+            generator=np.random.default_rng(step),
+        )
+        for step in range(steps)
+    ]
+    return [None if batch is None else queries_of(buffer, batch) for batch in batches]
+
+
+def test_an_epoch_has_each_query_once_and_the_next_another_order():
+    drawn = epochs(filled(*(trajectory(q) for q in range(12))), 3, 8)
+    first, second = [*chain(*drawn[:4])], [*chain(*drawn[4:])]
+    assert sorted(first) == sorted(second) == list(range(12))
+    assert first != second
+
+
+def test_a_batch_across_two_epochs_repeats_no_query():
+    drawn = epochs(filled(*(trajectory(q) for q in range(5))), 3, 10)
+    assert all(len(set(batch)) == 3 for batch in drawn)
+    counts = Counter(chain(*drawn))
+    assert set(counts.values()) == {6}
+
+
+def test_a_batch_larger_than_the_data_repeats_them_evenly():
+    (batch,) = epochs(filled(*(trajectory(q) for q in range(3))), 7, 1)
+    assert sorted(Counter(batch).values()) == [2, 2, 3]
+
+
+def test_epochs_end_where_reuse_is_bounded():
+    drawn = epochs(filled(*(trajectory(q) for q in range(4))), 2, 5, max_reuse=2)
+    assert Counter(chain(*drawn[:4])) == dict.fromkeys(range(4), 2)
+    assert drawn[4] is None
+
+
+def test_the_first_query_of_an_epoch_is_any_with_equal_chance():
+    firsts = Counter()
+    for seed in range(600):
+        buffer = filled(*(trajectory(q) for q in range(4)))
+        generator = np.random.default_rng(seed)
+        batch = draw_in_epochs(
+            buffer, queries_per_batch=1, samples_per_query=1, max_reuse=None, generator=generator
+        )
+        firsts.update(queries_of(buffer, batch))
+    assert all(within(firsts[q], 600, 0.25) for q in range(4))
+
+
+def test_all_samples_of_a_query_are_drawn_where_there_are_k_of_them():
+    buffer = filled(*(t for q in range(3) for t in distinct(q, 2)))
+    batch = draw_in_epochs(
+        buffer,
+        queries_per_batch=2,
+        samples_per_query=2,
+        max_reuse=None,
+        generator=np.random.default_rng(0),
+    )
+    assert len(batch.tokens) == 4
+    assert not batch.on_policy.any()

@@ -1,10 +1,10 @@
 """Asynchronous, off-policy reinforcement learning of language models with trajectory balance.
 
-Importing this imports no torch; `train` and `resume` do, once the configuration is known to be
-right.
+Importing this imports no torch; `train`, `sft` and `resume` do, once the configuration is known
+to be right.
 """
 
-from tba.api import resume, train
+from tba.api import resume, sft, train
 from tba.config import Config
 from tba.config.load import dump_toml, load_config
 from tba.errors import TbaError, UserError
@@ -36,5 +36,6 @@ __all__ = [
     "dump_toml",
     "load_config",
     "resume",
+    "sft",
     "train",
 ]

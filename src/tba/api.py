@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from rich.console import Console
 
 from tba.config import Config
 from tba.config.load import load_config
+from tba.config.sft import load_sft_config
 from tba.config.toml import literal
 from tba.errors import ConfigError
 from tba.run.progress import Progress
@@ -45,11 +46,47 @@ def train(
         UserError: Something given is wrong.
         TbaError: The run could not go on; its folder can be resumed.
     """
-    sources = [config] if isinstance(config, str | Config) else list(config)
-    overrides = [f"--{name}={literal(value)}" for name, value in settings.items()]
-    resolved = load_config(sources, overrides)
+    sources = _sources(config)
+    resolved = load_config(sources, _overrides(settings))
     folder = default_run_dir(sources) if run_dir is None else Path(run_dir)
     return run(resolved, folder, clean=clean, progress=progress)
+
+
+def sft(
+    config: Config | str | Sequence[str | Config] = (),
+    *,
+    run_dir: str | Path | None = None,
+    clean: bool = False,
+    progress: bool = True,
+    **settings: object,
+) -> "Summary":
+    """Fine-tune a policy on demonstrations and return what the run came to; `resume` goes on.
+
+        tba.sft(run_dir="runs/x", **{"task.train_file": "rows.jsonl", ...})
+
+    Args:
+        config: As for `train`; nothing is needed where `settings` say all.
+        run_dir: The run folder; by default `runs/NAME-DATE-TIME`.
+        clean: Deletes the run that the folder holds already.
+        progress: Shows what the run does on stderr.
+        settings: Single settings by dotted name, on top of all.
+
+    Raises:
+        UserError: Something given is wrong.
+        TbaError: The run could not go on; its folder can be resumed.
+    """
+    sources = _sources(config)
+    resolved = load_sft_config(sources, _overrides(settings))
+    folder = default_run_dir(sources or ["sft"]) if run_dir is None else Path(run_dir)
+    return run(resolved, folder, clean=clean, progress=progress)
+
+
+def _sources(config: Config | str | Sequence[str | Config]) -> list[str | Config]:
+    return [config] if isinstance(config, str | Config) else list(config)
+
+
+def _overrides(settings: Mapping[str, object]) -> list[str]:
+    return [f"--{name}={literal(value)}" for name, value in settings.items()]
 
 
 def resume(run_dir: str | Path, *, progress: bool = True) -> "Summary":

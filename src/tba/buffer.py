@@ -11,7 +11,6 @@ rebuilds it exactly; `state` holds the rest (uses, refreshed reference log-proba
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,7 +23,7 @@ from tba.columns import Growing, last_of_each, occurrences, places_among, ranges
 from tba.recency import Groups, Members, Recency, Recent, good_part
 from tba.records import Float32, Int32, Int64
 from tba.run.rollouts import flatten
-from tba.slots import SLOT, read_slots
+from tba.slots import SLOT, AddResult, read_slots
 
 _TOKEN = [("token", "i4"), ("log_mu", "f4"), ("log_ref", "f4")]  # and the extras
 _QUERY = np.dtype(
@@ -39,18 +38,6 @@ _QUERY = np.dtype(
     align=True,
 )
 _COMPACT_FROM = 4_096  # dead tokens; below, moving the living ones is not worth it
-
-
-@dataclass(frozen=True, slots=True)
-class AddResult:
-    """What became of the trajectories of one batch."""
-
-    kept: int
-    """New to the buffer."""
-    duplicate: int
-    """Merged with a response of the same tokens to the same query; the newest is kept."""
-    excluded: int
-    """Without a usable reward: counted, not stored."""
 
 
 class ReplayBuffer:
@@ -94,6 +81,11 @@ class ReplayBuffer:
     def queries_seen(self) -> Int64:
         """Ids of all queries with samples, in order of first arrival: number -> query_id."""
         return self._queries.rows["query_id"]
+
+    @property
+    def least_uses(self) -> Int32:
+        """Batches that contained a query's least used sample: number -> uses."""
+        return self._queries.rows["least_uses"]
 
     @property
     def nbytes(self) -> int:

@@ -17,8 +17,10 @@ from tba.config import Config, EvaluationConfig
 from tba.engines import Engine, Sampling
 from tba.engines.torch_engine import TorchEngine
 from tba.errors import AllExcludedError, ConfigError
+from tba.given import tokenize_answers
 from tba.policy.loading import Policy
 from tba.policy.precision import autocast_dtype
+from tba.policy.reference import Reference
 from tba.records import EvalReport, Float32, Int32, Int64, Outcome, Query, Response, Score
 from tba.tasks.base import Answered, Task
 
@@ -156,9 +158,56 @@ def evaluate(
 
 
 def evaluate_policy(
-    policy: Policy, scorer: Scorer, *, task: Task, config: Config, policy_version: int
+    policy: Policy, scorer: Scorer | None, *, task: Task, config: Config, policy_version: int
+) -> EvalReport | None:
+    """Measure a policy on held-out queries: its responses where they can be scored, its loss.
+
+    Returns:
+        None where there is neither a scorer nor a held-out demonstration.
+    """
+    start = time.perf_counter()
+    loss = demonstration_loss(policy, task, config)
+    if loss is None and scorer is None:
+        return None
+    if scorer is not None:
+        report = _of_responses(policy, scorer, task, config, policy_version)
+    else:
+        asked = len(task.test[: config.evaluation.queries])
+        report = EvalReport(policy_version, asked, None, None, None, excluded=0, seconds=0.0)
+    measured = report.measured if loss is None else {**report.measured, "loss": loss}
+    return dataclasses.replace(report, measured=measured, seconds=time.perf_counter() - start)
+
+
+def demonstration_loss(policy: Policy, task: Task, config: Config) -> float | None:
+    """Return the mean of -log pi over the tokens of the held-out demonstrations, in nats.
+
+    End-of-sequence tokens count, and there is no temperature. It is that of the held-out queries
+    which an evaluation asks, as far as they have a demonstration that is not too long; None where
+    none has, or demonstrations are not what the run is given.
+    """
+    texts = (task.test_demonstrations or ())[: config.evaluation.queries]
+    shown = [i for i, text in enumerate(texts) if text is not None]
+    if config.buffer.given != "demonstrations" or not shown:
+        return None
+    answers = tokenize_answers([text for text in texts if text is not None], policy)
+    pairs = [
+        (task.test[i].prompt_ids, answer.tokens)
+        for i, answer in zip(shown, answers, strict=True)
+        if len(answer.tokens) <= config.search.max_completion_length
+    ]
+    if not pairs:
+        return None
+    tokens = config.trainer.micro_batch_tokens
+    log_pi = Reference(policy.model, temperature=1.0, micro_batch_tokens=tokens).log_ref(
+        [prompt for prompt, _ in pairs], [answer for _, answer in pairs], np.arange(len(pairs))
+    )
+    return -float(np.concatenate(log_pi).mean(dtype=np.float64))
+
+
+def _of_responses(
+    policy: Policy, scorer: Scorer, task: Task, config: Config, policy_version: int
 ) -> EvalReport:
-    """Measure a policy on held-out queries, in the trainer's precision."""
+    """Generate in the trainer's precision, and score."""
     search, model = config.search, policy.model
     low = autocast_dtype(config.trainer.precision, model)
     with torch.autocast(model.device.type, low, enabled=low is not None):

@@ -8,6 +8,7 @@ the preparation of an objective, for the whole batch without gradient.
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -30,10 +31,23 @@ class StepFacts:
 
     mean_reward: float
     """Mean raw reward of the whole batch."""
+    mean_tokens: float
+    """Mean number of response tokens of the whole batch's samples."""
     progress: float
     """Share of the optimiser steps that are done."""
     prepared: Mapping[str, Tensor]
     """What the objective's preparation returned; each of shape [query, sample, token]."""
+
+    @classmethod
+    def of(cls, batch: Batch, progress: float) -> Self:
+        """Return the facts of a whole batch, before its preparation."""
+        lengths = np.array([len(tokens) for tokens in batch.tokens])
+        return cls(
+            mean_reward=float(batch.reward[batch.index].mean(dtype=np.float64)),
+            mean_tokens=float(lengths[batch.index].mean()),
+            progress=progress,
+            prepared={},
+        )
 
 
 class Anchor:
@@ -121,6 +135,8 @@ class Inputs:
         match name:
             case "mean_reward":
                 return like.new_tensor(facts.mean_reward)
+            case "mean_tokens":
+                return facts.mean_tokens
             case "progress":
                 return facts.progress
             case "max_tokens":

@@ -204,15 +204,17 @@ class EvalReport:
     wrong."""
     greedy_pass_at_1: float | None
     """Share of queries whose most likely response, token by token, is correct; or None."""
-    mean_response_tokens: float
-    """Mean length of the sampled responses, in tokens."""
+    mean_response_tokens: float | None
+    """Mean length of the sampled responses, in tokens; None where nothing was sampled, for want of
+    a reward function."""
     excluded: int
     """Responses whose reward failed; they are left out of both shares."""
     seconds: float
     """Wall-clock time the evaluation took."""
     measured: Mapping[str, float] = field(default_factory=dict)
-    """What else the sampled responses came to, by name: `reward`, the mean raw reward, and what the
-    task measures besides (`tba.tasks.base.Measure`)."""
+    """What else was found, by name: of the sampled responses `reward`, the mean raw reward, and
+    what the task measures besides (`tba.tasks.base.Measure`); of given demonstrations `loss`, in
+    nats a token."""
 
     def metrics(self) -> dict[str, float]:
         """Return what is known, as scalars by name, as in `docs/metrics.md`."""

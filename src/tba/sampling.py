@@ -6,6 +6,8 @@ uniformly. Without replacement; where fewer than K unique samples exist, each is
 it was found, and only where that is too little as well, with replacement. The queries of a batch
 differ as long as there are enough of them; on request, such as teach something are preferred.
 
+Where nobody searches, what is in the buffer was given and stays, and a batch is drawn in epochs.
+
 Samples beyond `max_staleness` or `max_reuse` are passed over as if they were not there. When none
 of the recent queries has a recent sample left, the m branch draws as the other one does.
 """
@@ -67,6 +69,47 @@ def draw_batch(
             chosen = choose_by_softmax(logits, found, samples_per_query, generator)
         draws.append(slots[chosen])
     batch = assemble(buffer, numbers, np.stack(draws), on_policy)
+    buffer.count_use(batch.slots)
+    return batch
+
+
+def draw_in_epochs(
+    buffer: ReplayBuffer,
+    *,
+    queries_per_batch: int,
+    samples_per_query: int,
+    max_reuse: int | None,
+    generator: np.random.Generator,
+) -> Batch | None:
+    """Draw B of the queries that were drawn least, and count the use; None when all are used up.
+
+    So no query is drawn again before every other one was, and each epoch has an order of its own.
+    A query repeats in a batch only where there are fewer than B. K samples of each are drawn
+    uniformly.
+
+    Args:
+        buffer: Nothing is added to it between batches.
+        queries_per_batch: B.
+        samples_per_query: K.
+        max_reuse: Batches in which a query may be drawn; None: any number.
+        generator: The order within an epoch.
+    """
+    uses = buffer.least_uses
+    order = uses + generator.random(len(uses))  # by epoch, then at random
+    candidates = np.arange(len(uses)) if max_reuse is None else np.flatnonzero(uses < max_reuse)
+    if not len(candidates):
+        return None
+    count = min(queries_per_batch, len(candidates))
+    first = candidates[np.argpartition(order[candidates], count - 1)[:count]]
+    numbers = np.resize(first[np.argsort(order[first])], queries_per_batch)
+    draws = []
+    for number in numbers.tolist():
+        slots = buffer.samples(number)
+        found = buffer.field("found", slots)
+        equal = np.zeros(len(slots))
+        draws.append(slots[choose_by_softmax(equal, found, samples_per_query, generator)])
+    nobody = np.zeros(queries_per_batch, dtype=np.bool_)
+    batch = assemble(buffer, numbers, np.stack(draws), on_policy=nobody)
     buffer.count_use(batch.slots)
     return batch
 

@@ -21,7 +21,7 @@ from tba.background import BackgroundEvaluation
 from tba.config import Config, InlineRuntimeConfig
 from tba.errors import StorageError, TbaError
 from tba.evaluation import evaluate_policy
-from tba.given import batches, check_objective, read_given_pairs
+from tba.given import batches, check_objective, read_given
 from tba.pace import Arrivals, Intake
 from tba.policy.initial import initial_model
 from tba.policy.loading import check_positions, load_policy
@@ -56,7 +56,7 @@ from tba.update import PolicyUpdate
 
 log = logging.getLogger(__name__)
 
-NOT_EVALUATED = "nothing is evaluated, since the task has no reward function"
+NOT_EVALUATED = "pass@1 is not measured, since the task has no reward function"
 
 
 def run(config: Config, run_dir: Path, *, resume: bool, clean: bool, progress: Progress) -> Summary:
@@ -102,9 +102,8 @@ class Session:
     def prepare(self, stack: ExitStack, checkpoint: Checkpoint | None) -> None:
         """Load or make every part; what must be closed goes onto the stack."""
         config, folder = self._config, self._folder
-        with_pairs = config.buffer.given_pairs
-        if with_pairs:
-            check_objective(config.objective)
+        if config.buffer.given != "nothing":
+            check_objective(config)
         version = 0
         if checkpoint is not None:
             version = self._saved_step = self._evaluated_step = checkpoint.state.step
@@ -114,7 +113,7 @@ class Session:
         model_folder = initial_model(config, folder.model, device, self._progress.event)
         source: str | Path = checkpoint.policy if checkpoint else model_folder
         self._policy = load_policy(source, config.model, device=device, dtype=torch.float32)
-        self._task = load_task(config.task, self._policy.tokenizer, with_pairs=with_pairs)
+        self._task = load_task(config.task, self._policy.tokenizer, given=config.buffer.given)
         if self._task.skipped:
             self._progress.event(
                 f"skipped {self._task.skipped} prompts longer than task.max_prompt_length"
@@ -129,8 +128,8 @@ class Session:
         self._metrics = stack.enter_context(MetricsWriter(folder.metrics, resumed_step=version))
         rebuilt = self._rebuild_buffer(checkpoint, version)
         self._buffer = rebuilt.buffer
-        if with_pairs:
-            self._add_given_pairs(model_folder, rebuilt.given)
+        if config.buffer.given != "nothing":
+            self._add_given(model_folder, rebuilt.given)
         totals = checkpoint.state.totals if checkpoint else Totals()
         self._ledger = Ledger(totals, self._buffer, started=self._started)
         self._update = PolicyUpdate(self._policy.model, config, self._policy.eos_ids)
@@ -211,7 +210,7 @@ class Session:
             self._save()
         if (
             evaluate
-            and self._scorer is not None
+            and self._before is not None  # there is something to measure
             and step // evaluate > self._evaluated_step // evaluate
             and step < self._config.trainer.steps
         ):
@@ -232,10 +231,8 @@ class Session:
         """Measure the present policy on held-out queries, in the trainer's precision.
 
         Returns:
-            None where the task has no reward function.
+            None where there is neither a reward function nor a held-out demonstration.
         """
-        if self._scorer is None:
-            return None
         report = evaluate_policy(
             self._policy,
             self._scorer,
@@ -341,15 +338,18 @@ class Session:
         self._resumptions = (*earlier, (rows, version)) if rows else earlier
         return rebuilt
 
-    def _add_given_pairs(self, model_folder: str, logged: frozenset[int]) -> None:
-        """Put those pairs of the training rows into log and buffer that the log lacks."""
+    def _add_given(self, model_folder: str, logged: frozenset[int]) -> None:
+        """Put those answers of the training rows into log and buffer that the log lacks."""
         config, policy = self._config, self._policy
-        given = read_given_pairs(self._task, policy, config.search.max_completion_length)
+        longest = config.search.max_completion_length
+        given = read_given(config.buffer.given, self._task, policy, longest=longest)
         if skipped := given.skipped():
             self._progress.event(skipped)
-        if logged.issuperset(query.query_id for query, *_ in given.pairs):
+        if not given.missing(logged):
             return
-        self._progress.event(f"the buffer starts with {len(given.pairs)} given pairs")
+        count, per_batch = len(given.of_queries), config.trainer.queries_per_batch
+        epoch = "" if config.search.searchers else f"; an epoch is {count / per_batch:.4g} steps"
+        self._progress.event(f"the buffer starts with {count} given {given.kind}{epoch}")
         reference = load_reference(model_folder, config, device=policy.model.device, saved=None)
         for batch in batches(given, logged, reference, config):
             self._rollouts.append(batch)

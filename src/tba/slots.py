@@ -1,5 +1,6 @@
-"""The buffer's slot table: a row a trajectory, and how rows are read from a delivery."""
+"""The buffer's slot table: a row a trajectory, how a delivery is read into it."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,18 @@ SLOT = np.dtype(
     ],
     align=True,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class AddResult:
+    """What became of the trajectories of one batch."""
+
+    kept: int
+    """New to the buffer."""
+    duplicate: int
+    """Merged with a response of the same tokens to the same query; the newest is kept."""
+    excluded: int
+    """Without a usable reward: counted, not stored."""
 
 
 def read_slots(batch: pa.RecordBatch, arrived: int) -> tuple[pa.RecordBatch, NDArray[Any]]:

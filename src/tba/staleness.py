@@ -44,7 +44,8 @@ from tba.update import micro_batches
 CLIP_RANGE = 0.2
 """What PPO and GRPO clip at by default."""
 _BIN = re.compile(r"(\d+)(?:-(\d+)|(\+))?")
-_FACTS = StepFacts(mean_reward=0.0, progress=0.0, prepared={})  # nothing here asks for them
+_FACTS = StepFacts(mean_reward=0.0, mean_tokens=1.0, progress=0.0, prepared={})
+"""Nothing here asks for them."""
 
 
 @dataclass(frozen=True, slots=True)

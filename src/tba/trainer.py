@@ -4,7 +4,7 @@
       T0. what the searchers delivered goes to D_global
       T1. batch: B times, with probability m a query of the most recent sync and K of its newest
           samples, otherwise any query ever seen and K of its samples; where searchers send
-          gradients (A3C), the next batch that came with one
+          gradients (A3C), the next batch that came with one; where nobody searches, epochs
       T2. one optimiser step on the objective with the current beta(t)
       T3. every rho steps the reference becomes the policy; every k steps publish theta
 
@@ -24,7 +24,7 @@ from tba.errors import ConfigError, DivergedError
 from tba.pace import Intake, Pace
 from tba.policy.resets import ReferenceResets
 from tba.records import Batch, Int64, StepReport
-from tba.sampling import draw_batch
+from tba.sampling import draw_batch, draw_in_epochs
 from tba.searcher import stream_seed
 from tba.sync import WeightStore
 from tba.update import PolicyUpdate, UpdateResult
@@ -130,7 +130,7 @@ class Trainer:
         batch = self._try_to_draw()
         if batch is None and self._nobody_searches:
             raise ConfigError(
-                f"every given pair was used buffer.max_reuse = {self._config.buffer.max_reuse} "
+                f"every given answer was used buffer.max_reuse = {self._config.buffer.max_reuse} "
                 f"times after {self.version} steps: raise it, or ask for fewer trainer.steps"
             )
         if batch is None:
@@ -151,14 +151,23 @@ class Trainer:
     def _try_to_draw(self) -> Batch | None:
         if self._update.gradients_are_sent:
             return self._intake.runtime.next_gradient()
-        seed = stream_seed(self._config.seed, "draw", self.version)
+        generator = np.random.default_rng(stream_seed(self._config.seed, "draw", self.version))
+        trainer, buffer = self._config.trainer, self._config.buffer
+        if self._nobody_searches:
+            return draw_in_epochs(
+                self._buffer,
+                queries_per_batch=trainer.queries_per_batch,
+                samples_per_query=trainer.samples_per_query,
+                max_reuse=buffer.max_reuse,
+                generator=generator,
+            )
         return draw_batch(
             self._buffer,
-            queries_per_batch=self._config.trainer.queries_per_batch,
-            samples_per_query=self._config.trainer.samples_per_query,
+            queries_per_batch=trainer.queries_per_batch,
+            samples_per_query=trainer.samples_per_query,
             trainer_version=self.version,
-            config=self._config.buffer,
-            generator=np.random.default_rng(seed),
+            config=buffer,
+            generator=generator,
         )
 
     def _count(self, result: UpdateResult) -> None:

@@ -9,7 +9,7 @@ sample drawn more than once for a query goes through the model once.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -108,13 +108,13 @@ class BatchLoss:
             self._inputs.anchor.follow(self._model, number)
         settings, progress = self.settings(number), number / self._config.steps
         micros = list(micro_batches(batch, self._config.micro_batch_tokens))
-        facts = StepFacts(float(batch.reward[batch.index].mean(dtype=np.float64)), progress, {})
+        facts = StepFacts.of(batch, progress)
         prepared = self._inputs.prepare(batch, micros, facts, settings)
         sums: dict[str, Tensor] = {}
         for queries in micros:
             micro = batch.select(queries)
             longest = max(len(tokens) for tokens in micro.tokens)
-            own = StepFacts(facts.mean_reward, progress, slices(prepared, queries, longest))
+            own = replace(facts, prepared=slices(prepared, queries, longest))
             share = len(queries) / len(batch.prompts)
             for name, value in self._backward(micro, own, settings, share).items():
                 sums[name] = sums.get(name, 0.0) + share * value

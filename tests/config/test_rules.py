@@ -2,7 +2,8 @@
 
 import pytest
 
-from tba.config.load import load_config
+from tba.config.load import load_config, recipes
+from tba.config.sft import load_sft_config
 from tba.errors import ConfigError
 
 
@@ -29,8 +30,17 @@ def refused(*overrides: str) -> str:
         (["--objective.kind=subtb", "--sync.reference_reset_every=5"],
          ["kind is subtb", "leave sync.reference_reset_every out"]),
         (["--objective.kind=a_star_po", "--sync.reference_reset_every=5"], ["kind is a_star_po"]),
-        (["--buffer.given_pairs=true"], ["task arithmetic has no rows", "set task.kind to custom"]),
-        (["--search.searchers=0"], ["searchers is 0", "nothing to learn from", "give pairs"]),
+        (["--buffer.given=pairs"], ["task arithmetic has no rows", "set task.kind to custom"]),
+        (["--search.searchers=0"], ["searchers is 0", "nothing to learn from", "give answers"]),
+        (["--trainer.samples_per_query=1"],
+         ["(K) is 1, but objective.kind tb_tapered compares", "set it to 2 or more"]),
+        (["--search.searchers=0", "--buffer.given=demonstrations"],
+         ["tb_tapered has nothing to compare it with", "set objective.kind to sft"]),
+        (["--objective.kind=sft", "--buffer.given=pairs", "--task.kind=custom",
+          "--task.train_file=a.json", "--task.reward=[\"exact_match\"]"],
+         ["which imitates every answer", "set buffer.given to demonstrations"]),
+        (["--objective.kind=sft", "--search.temperature=0.7"],
+         ["temperature is 0.7", "set it to 1"]),
         (["--search.searchers=-1"], ["searchers is -1", ">= 0"]),
         (["--objective.kind=f_tb", "--objective.scale=-1"], ["scale is -1", "above 0"]),
         (["--objective.kind=grppo"], ["grppo", "did you mean grpo?"]),
@@ -56,7 +66,7 @@ def test_reference_resets_are_allowed_where_nothing_depends_on_the_first_referen
 PAIRS = [
     "--task.kind=custom",
     "--task.train_file=pairs.jsonl",
-    "--buffer.given_pairs=true",
+    "--buffer.given=pairs",
     "--search.searchers=0",
     "--sync.reference_reset_every=none",
 ]
@@ -81,3 +91,26 @@ def test_pairs_alone_bring_nobody_to_wait_for_and_nothing_new(overrides, words):
 def test_pairs_alone_need_neither_searchers_nor_a_reward():
     config = load_config(["arithmetic"], [*PAIRS, "--buffer.max_staleness=9", "--trainer.steps=10"])
     assert (config.search.searchers, config.task.reward) == (0, ())
+
+
+def test_any_recipe_can_be_fine_tuned_on_its_demonstrations():
+    for recipe in recipes():
+        files = ["--task.train_file=a", "--task.test_file=b"] if recipe == "gsm8k" else []
+        config = load_sft_config(
+            [recipe], ["--model.build=none", "--model.model_name_or_path=m", *files]
+        )
+        assert (config.search.searchers, config.search.temperature) == (0, 1)
+        assert (config.objective.kind, config.trainer.samples_per_query) == ("sft", 1)
+        assert (config.buffer.given, config.warm_start.steps) == ("demonstrations", 0)
+
+
+def test_the_settings_of_a_supervised_file_and_of_the_command_line_win(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text("[trainer]\nlearning_rate = 1e-3\n[task]\ntrain_file = 'rows.jsonl'\n")
+    given = ["--model.model_name_or_path=m", "--trainer.queries_per_batch=4"]
+    config = load_sft_config([str(file)], given)
+    assert (config.trainer.learning_rate, config.trainer.queries_per_batch) == (1e-3, 4)
+    assert config.trainer.learning_rate_schedule.kind == "cosine"
+    with pytest.raises(ConfigError, match="set S to 99 or more"):
+        load_sft_config([str(file)], [*given, "--trainer.samples_per_query=99"])
+    assert load_sft_config([str(file)], given) == config, "the preset is left as it was"

@@ -42,7 +42,7 @@ def test_a_profile_has_what_the_run_would_cost_and_leaves_no_trace(tmp_path, mon
             {
                 "runtime": {"kind": "local"},
                 "search": {"searchers": 0},
-                "buffer": {"given_pairs": True, "initial_samples": 0},
+                "buffer": {"given": "pairs", "initial_samples": 0},
             },
             "search.searchers is 0",
         ),

@@ -8,7 +8,7 @@ from transformers.pytorch_utils import Conv1D
 from tba.policy import block_attention, blocks, packed
 from tba.policy import log_probs as module
 from tba.policy.loading import recompute_activations
-from tba.policy.log_probs import full_row_log_probs, response_log_probs
+from tba.policy.log_probs import response_log_probs
 from tiny_models import EOS, FAMILIES, VOCABULARY, tiny_model
 
 TEMPERATURE = 0.7
@@ -202,12 +202,14 @@ def test_end_of_sequence_has_log_prob_and_gradient_although_it_is_the_padding_to
     )
 
 
-def test_full_row_log_probs_are_those_of_rows_with_prompts_of_their_own():
+def test_rows_with_prompts_of_their_own_have_the_log_probs_of_rows_that_share_them():
     model = tiny_model("qwen3")
     prompts, responses, query_of_row = _batch()
     own = [prompts[query] for query in query_of_row]
     shared, mask = response_log_probs(model, prompts, responses, query_of_row, temperature=1.0)
-    torch.testing.assert_close(full_row_log_probs(model, own, responses), shared[mask])
+    apart = np.arange(len(responses))
+    alone, _ = response_log_probs(model, own, responses, apart, temperature=1.0)
+    torch.testing.assert_close(alone[mask], shared[mask])
 
 
 def test_autocast_returns_float32_near_the_float32_values():

@@ -98,6 +98,11 @@ FOREIGN = [
         "open-instruct",
     ),
     ({"question": USER, "answer": "4"}, {}, "verifiers"),
+    (
+        {"messages": [*USER, {"role": "assistant", "content": "4"}]},
+        {"completion": "4"},
+        "conversation",
+    ),
 ]
 
 

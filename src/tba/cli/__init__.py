@@ -1,14 +1,14 @@
-"""The command line: `tba train`, `tba plan`, `tba eval`, `tba analyse`, `tba doctor`.
+"""The command line: `tba train`, `tba sft`, `tba plan`, `tba eval`, `tba analyse`, `tba doctor`.
 
 Whatever the user got wrong ends in one sentence on stderr and exit code 2; a run that could not go
 on, in one sentence and exit code 1; Ctrl-C, in 130 after the run has closed. Torch is imported
 inside the commands, once the configuration was validated, so that a wrong key answers at once.
 """
 
-from tba.cli import analyse, doctor, evaluate, plan, train  # each registers its command
+from tba.cli import analyse, doctor, evaluate, plan, sft, train  # each registers its command
 from tba.cli.app import app
 
-__all__ = ["analyse", "app", "doctor", "evaluate", "main", "plan", "train"]
+__all__ = ["analyse", "app", "doctor", "evaluate", "main", "plan", "sft", "train"]
 
 
 def main() -> None:

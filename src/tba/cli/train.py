@@ -55,11 +55,13 @@ def train(
             return
         folder = api.default_run_dir(sources) if run_dir is None else run_dir
         summary = api.run(config, folder, clean=clean)
-    _report(summary, folder)
+    report(summary, folder)
 
 
-def _report(summary: "Summary", folder: Path) -> None:
+def report(summary: "Summary", folder: Path) -> None:
     """Tell what a run came to; one that was stopped ends like one that Ctrl-C killed."""
+    from tba.run.checkpoint import step_folder
+    from tba.run.folder import RunFolder
     from tba.run.summary import Ending, results_table
 
     if summary.ended is Ending.INTERRUPTED:
@@ -69,4 +71,7 @@ def _report(summary: "Summary", folder: Path) -> None:
         Console().print(results_table(summary.before, summary.after))
     elif summary.detail:
         print(summary.detail)
+    policy = step_folder(RunFolder(folder).checkpoints, summary.steps) / "policy"
+    if policy.is_dir():
+        print(f"the policy, a Hugging Face folder, is {policy}")
     print(f"everything about the run is in {folder}")

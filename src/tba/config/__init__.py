@@ -13,7 +13,9 @@ from tba.config.model import BuildConfig, ModelConfig, WarmStartConfig
 from tba.config.objectives import (
     A3CConfig,
     AStarPOConfig,
+    CustomObjectiveConfig,
     ObjectiveConfig,
+    SftConfig,
     SubTrajectoryBalanceConfig,
     TrajectoryBalanceConfig,
 )
@@ -27,7 +29,6 @@ from tba.config.running import (
 )
 from tba.config.search import BufferConfig, SearchConfig
 from tba.config.task import ArithmeticTaskConfig, CustomTaskConfig, Gsm8kTaskConfig, TaskConfig
-from tba.config.toml import literal
 from tba.config.training import TrainerConfig
 
 __all__ = [
@@ -107,19 +108,45 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _pairs_are_in_rows(self) -> Self:
-        if self.buffer.given_pairs and not isinstance(self.task, CustomTaskConfig):
+        if self.buffer.given == "pairs" and not isinstance(self.task, CustomTaskConfig):
             raise ValueError(
-                f"buffer.given_pairs is true, but the task {self.task.kind} has no rows with "
+                f"buffer.given is pairs, but the task {self.task.kind} has no rows with "
                 "columns chosen and rejected: set task.kind to custom, or leave it out"
             )
         return self
 
     @model_validator(mode="after")
     def _something_can_be_learned_from(self) -> Self:
-        if self.search.searchers == 0 and not self.buffer.given_pairs:
+        if self.search.searchers > 0:
+            return self
+        if self.buffer.given == "nothing":
             raise ValueError(
                 "search.searchers is 0, so there would be nothing to learn from: set it to 1 or "
-                "more, or give pairs and set buffer.given_pairs to true"
+                "more, or give answers and set buffer.given to pairs or demonstrations"
+            )
+        alone = isinstance(self.objective, SftConfig | CustomObjectiveConfig)
+        if self.buffer.given == "demonstrations" and not alone:
+            raise ValueError(
+                "buffer.given is demonstrations and search.searchers 0, so that a query has one "
+                f"answer, and objective.kind {self.objective.kind} has nothing to compare it with: "
+                "set objective.kind to sft, or search.searchers to 1 or more"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sft_imitates_what_is_right(self) -> Self:
+        if not isinstance(self.objective, SftConfig):
+            return self
+        if self.buffer.given == "pairs":
+            raise ValueError(
+                "objective.kind is sft, which imitates every answer, but buffer.given is pairs, of "
+                "which one was rejected: set buffer.given to demonstrations, or objective.kind to "
+                "dpo"
+            )
+        if self.search.temperature != 1:
+            raise ValueError(
+                f"search.temperature is {self.search.temperature}, by which objective.kind sft "
+                "would divide the logits of what it imitates: set it to 1"
             )
         return self
 
@@ -135,7 +162,7 @@ class Config(Section):
         bound, last = self.buffer.max_staleness, self.trainer.steps - 1
         if bound is not None and bound < last:
             raise ValueError(
-                f"buffer.max_staleness is {bound}, but search.searchers is 0 and given pairs are "
+                f"buffer.max_staleness is {bound}, but search.searchers is 0 and given answers are "
                 f"up to {last} versions old: leave it out"
             )
         return self
@@ -156,6 +183,12 @@ class Config(Section):
     @model_validator(mode="after")
     def _enough_samples(self) -> Self:
         k, s = self.trainer.samples_per_query, self.search.samples_per_query
+        if k < 2 and not isinstance(self.objective, SftConfig):
+            raise ValueError(
+                f"trainer.samples_per_query (K) is {k}, but objective.kind {self.objective.kind} "
+                "compares the samples of a query, and a single one would give no gradient: set it "
+                "to 2 or more"
+            )
         if k > s:
             raise ValueError(
                 f"trainer.samples_per_query (K) is {k} but search.samples_per_query (S) is {s}: "
@@ -211,10 +244,11 @@ class Config(Section):
                 f"search.precision is {self.search.precision}, {reason}, which they compute with "
                 "their own weights: set it to float32"
             )
-        for name in ("max_staleness", "max_reuse", "given_pairs"):
-            if value := getattr(self.buffer, name):
+        unused = {"max_staleness": None, "max_reuse": None, "given": "nothing"}
+        for name, default in unused.items():
+            if (value := getattr(self.buffer, name)) != default:
                 raise ValueError(
-                    f"buffer.{name} is {literal(value)}, {reason}, and nothing is drawn from the "
+                    f"buffer.{name} is {value}, {reason}, and nothing is drawn from the "
                     "buffer: leave it out"
                 )
         return self

@@ -5,6 +5,7 @@ one kind mean nothing to another. Paths become absolute, seen from the working d
 run can be resumed from another one. Whatever is wrong comes out as a `ConfigError` of one sentence.
 """
 
+import copy
 import json
 import os
 import re
@@ -32,11 +33,11 @@ _BARE_POINT = re.compile(r"[+-]?(\.\d+|\d+\.)([eE][+-]?\d+)?")
 """Numbers that TOML does not know: `.5` and `5.`."""
 
 
-def load_config(sources: Sequence[str | Config], overrides: Sequence[str] = ()) -> Config:
+def load_config(sources: Sequence[str | Config | Tree], overrides: Sequence[str] = ()) -> Config:
     """Return the run that `sources` describe, in order, with `overrides` on top.
 
     Args:
-        sources: Names of recipes, paths of TOML files, or whole configurations.
+        sources: Names of recipes, paths of TOML files, whole configurations, or parts of one.
         overrides: `--section.key`, `value` or `--section.key=value`. A value is a TOML literal
             where it is one, otherwise text; `none` unsets.
 
@@ -66,7 +67,9 @@ def recipes() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*/*.toml") if path.stem == path.parent.name)
 
 
-def _read(source: str | Config) -> Tree:
+def _read(source: str | Config | Tree) -> Tree:
+    if isinstance(source, dict):
+        return copy.deepcopy(source)
     if isinstance(source, Config):
         return source.model_dump(mode="json", exclude_none=True)
     path = Path(source)

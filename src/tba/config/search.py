@@ -7,13 +7,16 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from tba.config.base import Section
 
 Precision = Literal["float32", "bfloat16", "int8", "float8"]
+Given = Literal["nothing", "pairs", "demonstrations"]
+"""Which answers come with the training rows."""
 
 
 class SearchConfig(Section):
     """The searcher's box of the algorithm."""
 
     searchers: NonNegativeInt = 1
-    """Number of searchers; 0, which needs buffer.given_pairs: nobody searches."""
+    """Number of searchers; 0, which needs buffer.given: nobody searches, and each
+    batch takes the queries that were drawn least (epochs)."""
     queries_per_batch: PositiveInt = 8
     """Queries a searcher takes at a time."""
     samples_per_query: PositiveInt = 24
@@ -39,11 +42,11 @@ class BufferConfig(Section):
 
     capacity_per_query: PositiveInt = 100
     """Newest unique samples kept of each query."""
-    given_pairs: bool = False
-    """Starts the buffer with the pairs of the training rows: columns chosen (reward 1) and rejected
-    (reward 0)."""
+    given: Given = "nothing"
+    """Starts the buffer with answers of the training rows: pairs, columns chosen (reward 1) and
+    rejected (reward 0); or demonstrations, column completion or the task's own (reward 1)."""
     initial_samples: NonNegativeInt = 500
-    """Trajectories found before the first trainer step; given pairs are not counted."""
+    """Trajectories found before the first trainer step; given answers are not counted."""
     on_policy_prob: float = Field(default=0.95, ge=0, le=1)
     """m: probability, drawn for each query of a batch, of taking a query of the most recent
     sync."""

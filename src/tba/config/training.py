@@ -59,8 +59,9 @@ class TrainerConfig(Section):
     """N: optimiser steps."""
     queries_per_batch: PositiveInt = 8
     """B: queries a step."""
-    samples_per_query: int = Field(default=20, ge=2)
-    """K: samples of each query in the loss; a single one would give no gradient."""
+    samples_per_query: PositiveInt = 20
+    """K: samples of each query in the loss; 1 with objective.kind sft alone, since others compare
+    the samples of a query."""
     learning_rate: PositiveFloat = 1e-5
     """Peak learning rate of AdamW."""
     head_learning_rate: PositiveFloat = 1e-3

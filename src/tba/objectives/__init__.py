@@ -6,7 +6,7 @@ from tba.objectives.base import INPUTS, Objective, ObjectiveOutput
 from tba.objectives.custom import load_custom
 from tba.objectives.f_trajectory_balance import f_tb
 from tba.objectives.group_relative import dr_grpo, grpo, gspo
-from tba.objectives.imitation import best_of_n, mle_smoothing, raft, rest
+from tba.objectives.imitation import best_of_n, mle_smoothing, raft, rest, sft
 from tba.objectives.importance import cispo, decoupled_ppo, icepop, m2po, tis
 from tba.objectives.learned_z import dro, flowrl, tb_learned_z
 from tba.objectives.mirror_descent import a_star_po, gvpo, kimi, opmd
@@ -62,6 +62,7 @@ OBJECTIVES = {
     "online_dpo": Objective(online_dpo),
     "dpo": Objective(dpo),
     "ipo": Objective(ipo),
+    "sft": Objective(sft),
     "best_of_n": Objective(best_of_n),
     "raft": Objective(raft),
     "rest": Objective(rest),

@@ -40,6 +40,7 @@ INPUTS: Mapping[str, str] = {
     "step_advantage": "Monte-Carlo advantage of each token's step; [query, sample, token]",
     "log_z_star": "log Z estimated from samples of the reference; [query, sample]",
     "mean_reward": "mean raw reward of the whole batch; []",
+    "mean_tokens": "mean number of response tokens of the whole batch's samples; a number",
     "max_tokens": "longest allowed completion, in tokens; a number",
     "progress": "share of the optimiser steps that are done; a number",
 }

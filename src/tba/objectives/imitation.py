@@ -1,17 +1,23 @@
-r"""Imitation of good samples: best-of-n, RAFT, ReST and MLE smoothing.
+r"""Imitation: supervised fine-tuning, best-of-n, RAFT, ReST and MLE smoothing.
 
-    L = mean_i mean_{j kept} ( - sum_t log pi(y_ijt|x_i) )
+    SFT             L = mean over all response tokens of the batch of - log pi(y_ijt|x_i, y_ij<t)
+    the others      L = mean_i mean_{j kept} ( - sum_t log pi(y_ijt|x_i) )
 
     best-of-n       the sample of the highest reward
     RAFT            the share `keep_share` of the K samples with the highest rewards
     ReST            samples with a reward above a threshold, which moves linearly over the run
     MLE smoothing   samples with a reward above a threshold that the reference finds likely enough
 
-Sources: RAFT is "RAFT: Reward rAnked FineTuning for Generative Foundation Model Alignment", arXiv
-2304.06767, best-of-n fine-tuning its case of one kept sample. ReST is "Reinforced Self-Training
-(ReST) for Language Modeling", arXiv 2308.08998, with its filter r > tau. MLE smoothing is the
-second stage of "Learning diverse attacks on large language models for robust red-teaming and
-safety tuning", arXiv 2405.18540: reward log-scores above a threshold, log ref above -100.
+Sources: SFT is the usual token mean of Transformers and TRL, end-of-sequence token included and
+prompts left out. RAFT is "RAFT: Reward rAnked FineTuning for Generative Foundation Model
+Alignment", arXiv 2304.06767, best-of-n fine-tuning its case of one kept sample. ReST is "Reinforced
+Self-Training (ReST) for Language Modeling", arXiv 2308.08998, with its filter r > tau. MLE
+smoothing is the second stage of "Learning diverse attacks on large language models for robust
+red-teaming and safety tuning", arXiv 2405.18540: reward log-scores above a threshold, log ref above
+-100.
+
+SFT imitates every sample, whatever its reward. Its sum over a micro-batch is divided by the tokens
+of the whole batch, not by its own, so that micro-batches of unequal lengths add up to the batch.
 
 Rewards only choose samples, so nothing flows through them, nor through the reference. There is no
 KL term and no ratio to the policy that sampled: the minimiser is the distribution of the kept
@@ -31,6 +37,22 @@ from torch import Tensor
 from tba.objectives.base import ObjectiveOutput
 from tba.objectives.masked import at_responses
 from tba.objectives.metrics import reward_metrics
+
+
+def sft(
+    log_pi: Float[Tensor, "query sample token"],
+    mask: Bool[Tensor, "query sample token"],
+    mean_tokens: float,
+) -> ObjectiveOutput:
+    """Return the cross-entropy of all samples, in nats a response token of the whole batch.
+
+    Args:
+        log_pi: Log-probabilities of the response tokens under the policy being trained.
+        mask: True at response tokens, false at padding, whose values are ignored.
+        mean_tokens: Mean number of response tokens of the samples of the whole batch.
+    """
+    of_samples = -at_responses(log_pi, mask).sum(dim=-1)  # [query, sample]
+    return ObjectiveOutput(loss=of_samples.mean() / mean_tokens, metrics={})
 
 
 def best_of_n(

@@ -16,11 +16,11 @@ The reference and the rewards are detached: they are given. There is no ratio to
 sampled, so the data may come from any policy.
 
 How it differs from the papers: preferences come from the rewards of a query's samples, and a query
-may have many pairs. With `buffer.given_pairs` and K = 2 its samples are the two answers that a row
-gives (`tba.given`), and DPO and IPO are the papers'. A query is one term of the mean whether it has
-pairs or not, so that micro-batches of whole queries are exact: with equal rewards it contributes
-zero loss and gradient. IPO sums log-probabilities over tokens, as the paper writes; its authors'
-runs, and TRL, divide each sum by its length.
+may have many pairs. With `buffer.given = "pairs"` and K = 2 its samples are the two answers that a
+row gives (`tba.given`), and DPO and IPO are the papers'. A query is one term of the mean whether it
+has pairs or not, so that micro-batches of whole queries are exact: with equal rewards it
+contributes zero loss and gradient. IPO sums log-probabilities over tokens, as the paper writes; its
+authors' runs, and TRL, divide each sum by its length.
 """
 
 import torch

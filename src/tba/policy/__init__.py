@@ -1,10 +1,9 @@
-"""Policies: loading, building, log-probabilities, the reference, the warm start."""
+"""Policies: loading, building, log-probabilities, the reference."""
 
 from tba.policy.build import build_policy
 from tba.policy.loading import Policy, load_policy
 from tba.policy.log_probs import response_log_probs
 from tba.policy.reference import Reference
-from tba.policy.warm_start import warm_start
 
 __all__ = [
     "Policy",
@@ -12,5 +11,4 @@ __all__ = [
     "build_policy",
     "load_policy",
     "response_log_probs",
-    "warm_start",
 ]

@@ -8,12 +8,11 @@ from pathlib import Path
 import torch
 
 from tba.config import Config
-from tba.errors import DataError
 from tba.policy.build import build_policy
 from tba.policy.loading import load_policy
-from tba.policy.warm_start import warm_start
 from tba.run.durable import storage_errors
 from tba.tasks import load_task
+from tba.warm_start import warm_start
 
 log = logging.getLogger(__name__)
 
@@ -49,15 +48,10 @@ def _make(config: Config, folder: Path, device: torch.device, tell: Callable[[st
 
 def _warm_start(config: Config, source: str, target: Path, device: torch.device) -> None:
     policy = load_policy(source, config.model, device=device, dtype=torch.float32)
-    task = load_task(config.task, policy.tokenizer)
-    if task.demonstrations is None:
-        raise DataError(
-            f"warm_start.steps is {config.warm_start.steps}, but the task {config.task.kind} has "
-            "no demonstrations "
-            "to learn from: set it to 0"
-        )
+    task = load_task(config.task, policy.tokenizer, given="demonstrations")
+    assert task.demonstrations is not None
     rows = list(zip([query.prompt_ids for query in task.train], task.demonstrations, strict=True))
-    loss = warm_start(policy, rows, config.warm_start, config.seed)
+    loss = warm_start(policy, rows, config)
     log.info("warm start ended with a loss of %.4f", loss)
     policy.model.save_pretrained(target)
     policy.tokenizer.save_pretrained(target)

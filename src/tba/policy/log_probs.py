@@ -122,16 +122,6 @@ def response_log_probs(
     return outputs.log_pi, outputs.mask
 
 
-def full_row_log_probs(
-    model: PreTrainedModel, prompts: Sequence[Int32], responses: Sequence[Int32]
-) -> Float[Tensor, " token"]:
-    """Return the log-probabilities of response tokens, row after row, each with its own prompt."""
-    outputs = response_outputs(
-        model, prompts, responses, np.arange(len(responses)), temperature=1.0
-    )
-    return outputs.log_pi[outputs.mask]
-
-
 def _predictions(
     model: PreTrainedModel,
     prompts: Sequence[Int32],

@@ -137,9 +137,9 @@ class Progress:
 
 
 def _headline(report: EvalReport) -> float:
-    """Return the one number of an evaluation: accuracy, where the task knows it, or reward."""
+    """Return the one number of an evaluation: accuracy, where the task knows it, reward or loss."""
     accuracy = report.sampled_pass_at_1
-    return report.measured["reward"] if accuracy is None else accuracy
+    return next(iter(report.measured.values())) if accuracy is None else accuracy
 
 
 def _panel(cells: dict[str, str]) -> Table:

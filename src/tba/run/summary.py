@@ -138,10 +138,10 @@ class Summary:
     seconds: float
     """Wall-clock time of the run."""
     before: EvalReport | None
-    """Accuracy of the initial policy; None if the run ended before it was known, or without a
-    reward function."""
+    """Accuracy of the initial policy; None if the run ended before it was known, or where
+    there is nothing to measure by."""
     after: EvalReport | None
-    """Accuracy of the final policy; None if the run ended early, or without a reward function."""
+    """Accuracy of the final policy; None if the run ended early, or likewise."""
     tokens_searched: int
     """Response tokens generated."""
     tokens_trained: int
@@ -222,9 +222,10 @@ def results_table(before: EvalReport, after: EvalReport) -> Table:
     for name, new in after.measured.items():
         old = before.measured[name]
         table.add_row(name.replace("_", " "), f"{old:.3f}", f"{new:.3f}", f"{new - old:+.3f}")
-    old, new = before.mean_response_tokens, after.mean_response_tokens
-    table.add_row("response tokens", f"{old:.1f}", f"{new:.1f}", f"{new - old:+.1f}")
-    table.add_row("excluded", str(before.excluded), str(after.excluded), "")
+    if before.mean_response_tokens is not None and after.mean_response_tokens is not None:
+        old, new = before.mean_response_tokens, after.mean_response_tokens
+        table.add_row("response tokens", f"{old:.1f}", f"{new:.1f}", f"{new - old:+.1f}")
+        table.add_row("excluded", str(before.excluded), str(after.excluded), "")
     return table
 
 

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from tba.config.search import Given
 from tba.config.task import ArithmeticTaskConfig, CustomTaskConfig, Gsm8kTaskConfig, TaskConfig
 from tba.tasks.arithmetic import load_arithmetic
 from tba.tasks.base import RewardSpec, Task
@@ -16,14 +17,14 @@ __all__ = ["RewardSpec", "Scorer", "Task", "load_task"]
 
 
 def load_task(
-    config: TaskConfig, tokenizer: "PreTrainedTokenizerBase", *, with_pairs: bool = False
+    config: TaskConfig, tokenizer: "PreTrainedTokenizerBase", *, given: Given = "nothing"
 ) -> Task:
     """Load the task that the configuration describes, tokenized for one policy.
 
     Args:
         config: The settings of the task.
         tokenizer: The policy's.
-        with_pairs: Whether the training rows of a custom task hold pairs that are wanted.
+        given: Which answers are wanted of the rows of a custom task; others have theirs anyway.
 
     Raises:
         UserError: Data, templates, tokenizer or rewards cannot be used; the message says why.
@@ -34,4 +35,4 @@ def load_task(
         case Gsm8kTaskConfig():
             return load_gsm8k(config, tokenizer)
         case CustomTaskConfig():
-            return load_custom(config, tokenizer, with_pairs=with_pairs)
+            return load_custom(config, tokenizer, given=given)

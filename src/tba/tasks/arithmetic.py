@@ -34,7 +34,8 @@ def load_arithmetic(config: ArithmeticTaskConfig, tokenizer: "PreTrainedTokenize
         test=test,
         reward=RewardSpec((BUILT_IN["arithmetic"],), (1.0,), config.reward_timeout_s),
         pass_threshold=config.pass_threshold,
-        demonstrations=[rows[i]["answer"] for i in kept],
+        demonstrations=[query.columns["answer"] for query in train],
+        test_demonstrations=[query.columns["answer"] for query in test],
         skipped=len(rows) - len(kept) - len(kept_test),
     )
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tba.config.search import Given
 from tba.config.task import CustomTaskConfig
 from tba.errors import DataError, UserCodeError
 from tba.references import describe, load_file, user_code
+from tba.tasks.answers import read_demonstrations, read_pairs, read_some_demonstrations
 from tba.tasks.base import RewardSpec, Task
-from tba.tasks.pairs import read_pairs
 from tba.tasks.prompts import make_queries
 from tba.tasks.rewards import BUILT_IN
 from tba.tasks.rows import Row, read_rows, recognise
@@ -25,7 +26,7 @@ SPLIT_SEED = 0
 
 
 def load_custom(
-    config: CustomTaskConfig, tokenizer: "PreTrainedTokenizerBase", *, with_pairs: bool
+    config: CustomTaskConfig, tokenizer: "PreTrainedTokenizerBase", *, given: Given
 ) -> Task:
     """Read the rows, hold some out where no test rows are given, and resolve reward names.
 
@@ -37,15 +38,16 @@ def load_custom(
     assert source is not None
     module = load_file(source) if config.file else None
     rows, test_rows = _python_rows(module, source) if module else _data_rows(config)
-    pairs = read_pairs(rows, str(source)) if with_pairs else None
+    pairs = read_pairs(rows, str(source)) if given == "pairs" else None
+    shown = read_demonstrations(rows, str(source)) if given == "demonstrations" else None
     numbers: Sequence[int] = range(len(rows))
     if test_rows is None:
         numbers, held_out = _hold_out(len(rows), config.test_share, str(source))
         rows, test_rows = [rows[i] for i in numbers], [rows[i] for i in held_out]
+    test_source = f"the held-out rows of {source}"
+    test_shown = read_some_demonstrations(test_rows, test_source) if shown is not None else None
     train, kept = make_queries(rows, config, tokenizer, name=str(source))
-    test, kept_test = make_queries(
-        test_rows, config, tokenizer, name=f"the held-out rows of {source}"
-    )
+    test, kept_test = make_queries(test_rows, config, tokenizer, name=test_source)
     own = (f"{source}:reward",) if hasattr(module, "reward") else ()
     names = config.reward or own
     return Task(
@@ -57,7 +59,8 @@ def load_custom(
             timeout_s=config.reward_timeout_s,
         ),
         pass_threshold=config.pass_threshold,
-        demonstrations=None,
+        demonstrations=None if shown is None else [shown[numbers[i]] for i in kept],
+        test_demonstrations=None if test_shown is None else [test_shown[i] for i in kept_test],
         skipped=len(rows) + len(test_rows) - len(kept) - len(kept_test),
         pairs=None if pairs is None else [pairs[numbers[i]] for i in kept],
     )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tba.config.task import Gsm8kTaskConfig
 from tba.errors import DataError
+from tba.records import Query
 from tba.tasks.base import RewardSpec, Task
 from tba.tasks.prompts import fill, make_queries
 from tba.tasks.rewards import BUILT_IN, find_final_answer
@@ -33,9 +34,14 @@ def load_gsm8k(config: Gsm8kTaskConfig, tokenizer: "PreTrainedTokenizerBase") ->
         test=test,
         reward=RewardSpec((BUILT_IN["gsm8k"],), (1.0,), config.reward_timeout_s),
         pass_threshold=config.pass_threshold,
-        demonstrations=[_CALCULATOR.sub("", rows[i]["answer"]) for i in kept],
+        demonstrations=[_demonstration(query) for query in train],
+        test_demonstrations=[_demonstration(query) for query in test],
         skipped=len(rows) + len(test_rows) - len(kept) - len(kept_test),
     )
+
+
+def _demonstration(query: Query) -> str:
+    return _CALCULATOR.sub("", query.columns["answer"])
 
 
 def _read(path: Path, template: str) -> list[Row]:

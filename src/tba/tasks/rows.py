@@ -6,8 +6,10 @@ A row is a dict with `prompt` (a string or a list of messages) and any other col
     slime           prompt, label                      ->  prompt, label, answer
     open-instruct   messages, ground_truth             ->  prompt, ground_truth, answer
     verifiers       question, answer                   ->  prompt, answer
+    conversations   messages                           ->  prompt, completion, answer
 
-Columns that were there stay; a final assistant message is no part of a prompt.
+Columns that were there stay; a final assistant message is no part of a prompt. That of `messages`
+is the completion.
 """
 
 import csv
@@ -99,6 +101,8 @@ def _form_of(row: Row) -> tuple[str, str, str]:
             return "slime rows", "prompt", "label"
     elif "messages" in row and "ground_truth" in row:
         return "open-instruct rows", "messages", "ground_truth"
+    elif "messages" in row:
+        return "conversation rows", "messages", "completion"
     elif "question" in row and "answer" in row:
         return "verifiers rows", "question", "answer"
     return "", "prompt", "answer"
@@ -106,9 +110,12 @@ def _form_of(row: Row) -> tuple[str, str, str]:
 
 def _renamed(row: Row, prompt: str, answer: str) -> Row:
     messages = row[prompt]
+    found = {k: v for k, v in row.items() if k != prompt}
     if isinstance(messages, list) and messages and _role(messages[-1]) == "assistant":
+        if prompt == "messages":
+            found.setdefault("completion", messages[-1].get("content"))
         messages = messages[:-1]
-    found = {k: v for k, v in row.items() if k != prompt} | {"prompt": messages}
+    found["prompt"] = messages
     if answer == "reward_model.ground_truth":
         found.setdefault("ground_truth", (row.get("reward_model") or {}).get("ground_truth"))
         answer = "ground_truth"

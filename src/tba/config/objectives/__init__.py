@@ -25,6 +25,7 @@ from tba.config.objectives.imitation import (
     MleSmoothingConfig,
     RaftConfig,
     RestConfig,
+    SftConfig,
 )
 from tba.config.objectives.policy_gradient import (
     AsymREConfig,
@@ -98,6 +99,7 @@ __all__ = [
     "RaftConfig",
     "ReinforceConfig",
     "RestConfig",
+    "SftConfig",
     "SubTrajectoryBalanceConfig",
     "TISConfig",
     "TOPRConfig",
@@ -142,6 +144,7 @@ ObjectiveConfig = Annotated[
     | OnlineDpoConfig
     | DpoConfig
     | IpoConfig
+    | SftConfig
     | BestOfNConfig
     | RaftConfig
     | RestConfig

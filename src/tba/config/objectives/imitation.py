@@ -1,10 +1,17 @@
-"""Settings of the imitation family: cross-entropy on good samples."""
+"""Settings of the imitation family: cross-entropy on demonstrations and on good samples."""
 
 from typing import Literal
 
 from pydantic import Field
 
 from tba.config.base import Section
+
+
+class SftConfig(Section):
+    """Supervised fine-tuning: imitate every sample, whatever its reward."""
+
+    kind: Literal["sft"] = "sft"
+    """Objective kind."""
 
 
 class BestOfNConfig(Section):

@@ -1,4 +1,4 @@
-"""Pairs in the rows of a task of one's own."""
+"""Pairs and demonstrations in the rows of a task of one's own."""
 
 import json
 
@@ -7,8 +7,8 @@ import pytest
 from tba.config import CustomTaskConfig
 from tba.errors import DataError
 from tba.tasks import load_task
+from tba.tasks.answers import read_demonstrations, read_pairs
 from tba.tasks.base import Pair
-from tba.tasks.pairs import read_pairs
 
 SAID = {"role": "assistant", "content": "yes"}
 ASKED = {"role": "user", "content": "a?"}
@@ -69,7 +69,7 @@ def rows_file(tmp_path):
 
 def test_each_training_query_has_the_pair_of_its_row(rows_file, tokenizer):
     config = CustomTaskConfig(train_file=rows_file, test_share=0.25, max_prompt_length=6)
-    task = load_task(config, tokenizer, with_pairs=True)
+    task = load_task(config, tokenizer, given="pairs")
     assert task.skipped == 2
     assert len(task.train) + len(task.test) == 10
     expected = [Pair(q.columns["chosen"], q.columns["rejected"]) for q in task.train]
@@ -85,5 +85,50 @@ def test_a_python_file_may_give_pairs_and_no_reward(tmp_path, tokenizer):
     file.write_text(
         "def train_rows(): return [{'prompt': 'a', 'chosen': 'b', 'rejected': 'c'}] * 2\n"
     )
-    task = load_task(CustomTaskConfig(file=file), tokenizer, with_pairs=True)
+    task = load_task(CustomTaskConfig(file=file), tokenizer, given="pairs")
     assert (task.pairs, task.reward.functions) == ([Pair("b", "c")], ())
+
+
+# --- demonstrations ---------------------------------------------------------------------------
+
+
+def test_texts_and_messages_are_demonstrations_under_either_name():
+    rows = [
+        {"prompt": "a?", "completion": "yes"},
+        {"prompt": [ASKED], "completion": [SAID]},
+        {"prompt": "a?", "response": "no"},
+        {"prompt": "a?", "completion": None, "response": "maybe"},
+    ]
+    assert read_demonstrations(rows, "rows") == ["yes", "yes", "no", "maybe"]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"answer": "2"}, "row 2 of rows has no demonstration: .* but has prompt, answer"),
+        ({"completion": None}, "row 2 of rows has no demonstration: .* but has prompt$"),
+        ({"completion": ""}, "completion of row 2 of rows is empty"),
+        ({"completion": [ASKED]}, "completion of row 2 of rows is .*, expected a text or a list"),
+        ({"response": "\ud800"}, r"response of row 2 of rows is '\\ud800'"),
+    ],
+)
+def test_a_row_without_a_usable_demonstration_is_named(row, words):
+    with pytest.raises(DataError, match=words):
+        read_demonstrations(
+            [{"prompt": "a?", "completion": "yes"}, {"prompt": "a?", **row}], "rows"
+        )
+
+
+def test_each_query_has_the_demonstration_of_its_row(tmp_path, tokenizer):
+    path = tmp_path / "rows.jsonl"
+    prompts = ["much too long" if n in (3, 7) else f"{n}?" for n in range(12)]
+    rows = [{"prompt": p, "completion": f"yes {n}"} for n, p in enumerate(prompts)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = CustomTaskConfig(train_file=path, test_share=0.25, max_prompt_length=6)
+    task = load_task(config, tokenizer, given="demonstrations")
+    assert task.demonstrations == [query.columns["completion"] for query in task.train]
+    assert task.test_demonstrations == [query.columns["completion"] for query in task.test]
+    assert len(task.train) + len(task.test) == 10
+    assert task.pairs is None
+    plain = load_task(config, tokenizer)
+    assert (plain.demonstrations, plain.test_demonstrations) == (None, None)

@@ -1,0 +1,101 @@
+"""Supervised fine-tuning on demonstrations before the run; its result is the reference.
+
+The steps are the trainer's own (`tba.update`) with objective `sft`: its micro-batches, precision
+and clipping, but the batch size and the learning rate of the section `warm_start`.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+import numpy as np
+import torch
+
+from tba.config import Config, TrainerConfig
+from tba.config.objectives import SftConfig
+from tba.config.training import CosineRate
+from tba.given import tokenize_answers
+from tba.policy.loading import Policy
+from tba.records import Batch, Int32
+from tba.update import PolicyUpdate
+
+_MAX_GRAD_NORM = 1.0
+_STEPS_IN_MEAN = 10
+"""Losses averaged before they are compared with `stop_at_loss`."""
+_WARMUP_SHARE = 10
+"""One step in so many belongs to the linear warm-up."""
+
+
+def warm_start(policy: Policy, rows: Sequence[tuple[Int32, str]], config: Config) -> float:
+    """Train the policy in place on (prompt tokens, demonstration) pairs; return the last loss.
+
+    The loss is the cross-entropy of the demonstration tokens and the end-of-sequence token, each
+    with the same weight, as a mean over the last ten steps. The order of the rows depends on the
+    seed alone.
+    """
+    settings = config.warm_start
+    if settings.steps == 0:
+        return math.nan
+    prompts = [prompt for prompt, _ in rows]
+    answers = [answer.tokens for answer in tokenize_answers([text for _, text in rows], policy)]
+    update = PolicyUpdate(policy.model, _supervised(config), policy.eos_ids)
+    losses: deque[float] = deque(maxlen=_STEPS_IN_MEAN)
+    generator = torch.Generator().manual_seed(config.seed)
+    draws = _batches(len(rows), settings.batch_size, generator)
+    for step, chosen in zip(range(settings.steps), draws, strict=False):
+        batch = supervised_batch([prompts[i] for i in chosen], [answers[i] for i in chosen])
+        losses.append(update.step(batch, step).metrics["loss"])
+        if len(losses) == _STEPS_IN_MEAN and fmean(losses) <= settings.stop_at_loss:
+            break
+    update.optimizer.zero_grad()  # a gradient's memory is as much as the weights'
+    return fmean(losses)
+
+
+def _supervised(config: Config) -> Config:
+    """Return the settings under which the trainer's step is a supervised one."""
+    own = config.warm_start
+    trainer = TrainerConfig(
+        steps=own.steps,
+        queries_per_batch=own.batch_size,
+        samples_per_query=1,
+        learning_rate=own.learning_rate,
+        learning_rate_schedule=CosineRate(warmup_steps=own.steps // _WARMUP_SHARE),
+        adam_beta2=own.adam_beta2,
+        weight_decay=own.weight_decay,
+        max_grad_norm=_MAX_GRAD_NORM,
+        micro_batch_tokens=config.trainer.micro_batch_tokens,
+        precision=config.trainer.precision,
+    )
+    search = config.search.model_copy(update={"temperature": 1.0})
+    changes = {"trainer": trainer, "search": search, "objective": SftConfig()}
+    return config.model_copy(update=changes)
+
+
+def supervised_batch(prompts: Sequence[Int32], answers: Sequence[Int32]) -> Batch:
+    """Return one demonstration of each query; of what `sft` does not ask for, zeros."""
+    count = len(prompts)
+    unknown = tuple(np.zeros(len(tokens), dtype=np.float32) for tokens in answers)
+    versions = np.zeros(count, dtype=np.int64)
+    numbers = np.arange(count)
+    return Batch(
+        prompts=tuple(prompts),
+        tokens=tuple(answers),
+        log_mu=unknown,
+        log_ref=unknown,
+        reward=np.ones(count, dtype=np.float32),
+        policy_version=versions,
+        reference_version=versions,
+        finished=np.ones(count, dtype=np.bool_),
+        slots=numbers,
+        query_of_row=numbers,
+        index=numbers[:, None],
+        on_policy=np.zeros(count, dtype=np.bool_),
+    )
+
+
+def _batches(rows: int, size: int, generator: torch.Generator) -> Iterator[list[int]]:
+    """Yield batches without end, each row once a round; the last of a round may be short."""
+    while True:
+        for batch in torch.randperm(rows, generator=generator).split(size):
+            yield batch.tolist()
