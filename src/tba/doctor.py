@@ -46,6 +46,7 @@ EXTRAS = {
         "peft",
         "pytest",
         "pytest-timeout",
+        "reasoning-gym",
         "ruff",
         "trl",
     ),

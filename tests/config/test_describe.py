@@ -60,6 +60,7 @@ def test_settings_of_some_kinds_name_them():
     assert start.when.endswith(" and objective.beta.kind = linear or linear_then_cut")
     assert {(s.when, s.default) for s in settings_of("task.train_file")} == {
         ("task.kind = gsm8k", "required"),
+        ("task.kind = math", "required"),
         ("task.kind = custom", "none"),
     }
 

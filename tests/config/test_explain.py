@@ -66,7 +66,8 @@ def test_a_key_of_another_kind_says_which_kind():
         ),
         (
             "--task.kind=gsm",
-            'task.kind is "gsm", expected one of arithmetic, gsm8k, custom (did you mean gsm8k?)',
+            'task.kind is "gsm", expected one of arithmetic, gsm8k, math, gym, custom '
+            "(did you mean gsm8k?)",
         ),
         (
             "--objective.beta.kind=linear_then_cut",

@@ -1,27 +1,21 @@
-"""GSM8K: gold answers grade correct, prompts and demonstrations are what they say."""
+"""GSM8K and MATH: gold answers grade correct, prompts and demonstrations are what they say."""
 
 import json
-import os
-from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tba.config import Gsm8kTaskConfig
+from data_sets import find_data
+from tba.config import Gsm8kTaskConfig, MathTaskConfig
 from tba.errors import ConfigError, DataError
-from tba.tasks import load_task
+from tba.tasks import Scorer, load_task
+from tba.tasks.grading import math
 from tba.tasks.rewards import gsm8k
 
 ROWS = [
     {"question": "What is 2 + 3?", "answer": "2+3=<<2+3=5>>5.\n#### 5"},
     {"question": "What is 999 + 1?", "answer": "That is\n#### 1,000"},
 ]
-
-
-def find_data():
-    """Return the folder of shared data sets, or None."""
-    named = os.environ.get("TBA_DATA")
-    roots = [Path(named)] if named else [p / "shared/data" for p in Path(__file__).parents]
-    return next((root for root in roots if (root / "gsm8k/train.jsonl").is_file()), None)
 
 
 def write(path, rows):
@@ -98,3 +92,65 @@ def test_a_prompt_that_is_no_unicode_is_named(config, tokenizer):
     write(config.train_file, [ROWS[0], {"question": "\ud800", "answer": "#### 5"}])
     with pytest.raises(DataError, match=r"prompt 2 \(.*ud800.* holds half a surrogate pair"):
         load_task(config, tokenizer)
+
+
+MATH_ROWS = [
+    {"problem": "Half of 1?", "solution": "It is $\\boxed{\\frac12}$.", "level": "Level 1"},
+    {"problem": "1 + 1?", "solution": "We add.", "answer": "2"},
+    {"problem": "2 + 2?", "answer": 4},
+    {"question": "2 + 3?", "answer": "2+3=5\n#### 5"},
+    {"question": "2 + 4?", "answer": "So \\boxed{6}."},
+]
+
+
+@pytest.fixture
+def math_config(tmp_path):
+    train = write(tmp_path / "train.jsonl", MATH_ROWS)
+    return MathTaskConfig(train_file=train, test_file=write(tmp_path / "test.jsonl", MATH_ROWS[:1]))
+
+
+def test_math_takes_its_answers_from_either_column(math_config, tokenizer):
+    task = load_task(math_config, tokenizer)
+    answers = [query.columns["answer"] for query in task.train]
+    assert answers == ["\\frac12", "2", "4", "5", "6"]
+    assert task.demonstrations[:3] == [MATH_ROWS[0]["solution"], "We add.", "\\boxed{4}"]
+    assert math([task.demonstrations[0], task.demonstrations[2]], answer=["0.5", "4"]) == [1, 1]
+    assert task.train[0].columns["level"] == "Level 1"
+    with Scorer(task.reward) as scorer:
+        texts = ["\\boxed{1/2}", "The answer is 3.", "4.0", "#### 5", ""]
+        scores = scorer.score(task.train, texts, [np.zeros(1, np.int32)] * 5)
+    assert [score.reward for score in scores] == [1.0, 0.0, 1.0, 1.0, 0.0]
+
+
+def test_math_asks_for_a_box_and_other_templates_go_by_name(math_config, config, tokenizer):
+    boxed = load_task(math_config, tokenizer).train[3].prompt
+    assert boxed.startswith("2 + 3?\n")
+    assert boxed.endswith("your final answer within \\boxed{}.")
+    for given in (math_config, config):
+        template = given.model_copy(update={"prompt_template": "paper"})
+        asked = load_task(template, tokenizer).train[0].prompt
+        problem = "Half of 1?" if given is math_config else "What is 2 + 3?"
+        assert asked == f"[MATH_TASK] Problem:\n{problem}\n\nSolution:"
+    plain = math_config.model_copy(update={"prompt_template": "plain"})
+    assert load_task(plain, tokenizer).train[0].prompt == "Half of 1?"
+
+
+def test_a_template_that_is_neither_name_nor_text_is_refused(math_config, tokenizer):
+    config = math_config.model_copy(update={"prompt_template": "papr"})
+    with pytest.raises(ConfigError, match=r"did you mean paper\? give one of plain, paper, boxed"):
+        load_task(config, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"problem": "?"}, "row 2 of .* has neither column 'answer' nor 'solution'"),
+        ({"problem": "?", "solution": "It is 5."}, "row 2 of .* has no final answer of at most"),
+        ({"problem": "?", "answer": "7" * 400}, "row 2 of .* has no final answer of at most"),
+        ({"answer": "5"}, "row 2 of .* has no column 'problem'; it has answer"),
+    ],
+)
+def test_a_row_without_a_final_answer_is_named(math_config, tokenizer, row, message):
+    write(math_config.train_file, [MATH_ROWS[0], row])
+    with pytest.raises(DataError, match=message):
+        load_task(math_config, tokenizer)

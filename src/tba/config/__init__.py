@@ -28,7 +28,14 @@ from tba.config.running import (
     SyncConfig,
 )
 from tba.config.search import BufferConfig, SearchConfig
-from tba.config.task import ArithmeticTaskConfig, CustomTaskConfig, Gsm8kTaskConfig, TaskConfig
+from tba.config.task import (
+    ArithmeticTaskConfig,
+    CustomTaskConfig,
+    Gsm8kTaskConfig,
+    GymTaskConfig,
+    MathTaskConfig,
+    TaskConfig,
+)
 from tba.config.training import TrainerConfig
 
 __all__ = [
@@ -40,8 +47,10 @@ __all__ = [
     "CustomTaskConfig",
     "EvaluationConfig",
     "Gsm8kTaskConfig",
+    "GymTaskConfig",
     "InlineRuntimeConfig",
     "LocalRuntimeConfig",
+    "MathTaskConfig",
     "ModelConfig",
     "ObjectiveConfig",
     "RuntimeConfig",

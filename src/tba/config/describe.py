@@ -14,7 +14,14 @@ from tba.config.base import Section
 from tba.config.toml import literal
 
 BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-SCALARS = {int: "integer", float: "number", bool: "true or false", str: "text", Path: "path"}
+SCALARS = {
+    Any: "any value",
+    int: "integer",
+    float: "number",
+    bool: "true or false",
+    str: "text",
+    Path: "path",
+}
 
 
 @dataclass(frozen=True, slots=True)

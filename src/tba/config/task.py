@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from string import Formatter
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -91,7 +91,44 @@ class Gsm8kTaskConfig(TaskBase):
     test_file: Path
     """JSONL file of held-out problems."""
     prompt_template: str = "{question}\nThink step by step and end with: #### answer"
-    """The question as the policy sees it; {question} stands for the problem."""
+    """The question as the policy sees it: plain, paper, boxed or tags (docs/grading.md), or a text
+    in which {question} stands for the problem."""
+
+
+class MathTaskConfig(TaskBase):
+    """Problems with a final answer, graded as mathematics (docs/grading.md)."""
+
+    kind: Literal["math"] = "math"
+    """Task kind."""
+    train_file: Path
+    """Training problems, json, jsonl, csv or parquet: `problem` or `question`, and `answer` or a
+    `solution` whose last \\boxed{...} is the answer."""
+    test_file: Path
+    """Held-out problems in the same form."""
+    prompt_template: str = "boxed"
+    """The problem as the policy sees it: plain, paper, boxed or tags (docs/grading.md), or a text
+    in which {problem} stands for it."""
+
+
+class GymTaskConfig(TaskBase):
+    """A data set of the library reasoning-gym by name, scored by the library (extra `gym`)."""
+
+    kind: Literal["gym"] = "gym"
+    """Task kind."""
+    dataset: str
+    """Name of the data set, such as chain_sum."""
+    options: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies it
+    """Options of the data set, such as task.options.max_terms = 4; the others keep their
+    defaults."""
+    train_queries: PositiveInt = 2_000
+    """Questions to train on."""
+    test_queries: PositiveInt = 200
+    """Held-out questions; none of them is among the training questions."""
+    split_seed: NonNegativeInt = 0
+    """Seed that the questions are made from."""
+    prompt_template: str = "tags"
+    """The question as the policy sees it: plain, paper, boxed or tags (docs/grading.md), or a text
+    in which {question} stands for it."""
 
 
 class CustomTaskConfig(TaskBase):
@@ -131,5 +168,6 @@ class CustomTaskConfig(TaskBase):
 
 
 TaskConfig = Annotated[
-    ArithmeticTaskConfig | Gsm8kTaskConfig | CustomTaskConfig, Field(discriminator="kind")
+    ArithmeticTaskConfig | Gsm8kTaskConfig | MathTaskConfig | GymTaskConfig | CustomTaskConfig,
+    Field(discriminator="kind"),
 ]

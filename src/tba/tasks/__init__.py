@@ -3,11 +3,19 @@
 from typing import TYPE_CHECKING
 
 from tba.config.search import Given
-from tba.config.task import ArithmeticTaskConfig, CustomTaskConfig, Gsm8kTaskConfig, TaskConfig
+from tba.config.task import (
+    ArithmeticTaskConfig,
+    CustomTaskConfig,
+    Gsm8kTaskConfig,
+    GymTaskConfig,
+    MathTaskConfig,
+    TaskConfig,
+)
 from tba.tasks.arithmetic import load_arithmetic
 from tba.tasks.base import RewardSpec, Task
 from tba.tasks.custom import load_custom
-from tba.tasks.math import load_gsm8k
+from tba.tasks.gym import load_gym
+from tba.tasks.math import load_gsm8k, load_math
 from tba.tasks.scoring import Scorer
 
 if TYPE_CHECKING:
@@ -34,5 +42,9 @@ def load_task(
             return load_arithmetic(config, tokenizer)
         case Gsm8kTaskConfig():
             return load_gsm8k(config, tokenizer)
+        case MathTaskConfig():
+            return load_math(config, tokenizer)
+        case GymTaskConfig():
+            return load_gym(config, tokenizer)
         case CustomTaskConfig():
             return load_custom(config, tokenizer, given=given)

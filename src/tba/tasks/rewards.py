@@ -1,6 +1,7 @@
 """Built-in reward functions: 1.0 for a correct answer, 0.0 for a wrong one.
 
 Each takes the `answer` column. None evaluates what the policy wrote; all are linear in its length.
+The built-in reward `math` is in `tba.tasks.grading`.
 
 What counts as the answer of a response, `last_number`:
 
@@ -24,6 +25,7 @@ BUILT_IN = MappingProxyType(
         name: f"tba.tasks.rewards:{name}"
         for name in ("arithmetic", "exact_match", "gsm8k", "last_number")
     }
+    | {"math": "tba.tasks.grading:math"}
 )
 """Short names of reward functions."""
 

@@ -1,0 +1,180 @@
+r"""Says whether a response's final answer is a problem's, as mathematics: the reward `math`.
+
+`tba.tasks.answers` finds the final answer; everything else that the response says is ignored. Two
+answers are the same when, in this order,
+
+1. their texts are, after spacing and spelling of LaTeX (`\dfrac12`, `\left(`, `10{,}000`);
+2. both are numbers of the same exact value (`0.5`, `1/2`, `\frac12`, `50\%`, `1,000`); two numbers
+   of different value differ, so `0.333` is not `1/3`;
+3. both are lists, tuples, intervals, sets or unions of the same kind with the same elements: in
+   order for `(...)` and `[...]`, in any order without brackets, for `\{...\}` and unions;
+4. math-verify finds their expressions, equations, inequalities or matrices equal.
+
+Units count only when both name one and the two are known to differ (`5 cm`, `5 m`). In an equation
+`a = b = c` that answers a question for a value, every side that is a value must be the right one.
+
+Only step 4 can take long. It runs without a limit of its own, since the scoring process that this
+is called in is killed by `task.reward_timeout_s`.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+from math_verify import LatexExtractionConfig, parse, verify
+
+from tba.tasks.answers import find_answer
+from tba.tasks.notation import (
+    OPENING,
+    closes_itself,
+    normal_form,
+    read_number,
+    split_top_level,
+    split_unit,
+    units_differ,
+)
+from tba.tasks.rewards import text_of
+
+_MAX_DEPTH = 12
+"""Braces of an expression may be nested this deep; MATH's reach 4."""
+_MAX_ELEMENTS = 20
+_VALUE = re.compile(
+    r"(?:\\(?:frac|sqrt|pi|cdot|times|div|left|right|circ|infty)(?![a-zA-Z])|[\d\s{}()\[\].,+*/^!%-])+"
+)
+_DECIMAL = re.compile(r"-?\d*\.\d+")
+
+
+def math(completions: Sequence[Any], answer: Sequence[Any]) -> list[float]:
+    """Reward a response whose final answer is the `answer` column's, as mathematics."""
+    # It warns that it has no time limit; the scoring process has one.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    found = [find_answer(text_of(c)) for c in completions]
+    return [
+        float(f is not None and is_same_answer(str(a), f))
+        for f, a in zip(found, answer, strict=True)
+    ]
+
+
+def is_same_answer(gold: str, found: str) -> bool:
+    """Say whether an answer is the gold one; both are LaTeX or plain text without dollar signs."""
+    return _is_same(normal_form(gold), normal_form(found))
+
+
+def _is_same(gold: str, found: str) -> bool:
+    if _letters(gold) == _letters(found):
+        return True
+    gold, gold_unit = split_unit(gold)
+    found, found_unit = split_unit(found)
+    if units_differ(gold_unit, found_unit):
+        return False
+    if (same := _same_number(gold, found)) is not None:
+        return same
+    for compare in (_same_union, _same_list, _same_group):
+        if (same := compare(gold, found)) is not None:
+            return same
+    return _same_expression(gold, found)
+
+
+def _letters(text: str) -> str:
+    """Return a text without spaces, and without the case of words; variables keep theirs."""
+    text = re.sub(r"\s", "", re.sub(r"\\text\{([^{}]*)\}", r"\1", text))
+    text = re.sub(r"^\(([A-Z])\)$", r"\1", text)
+    return text.casefold() if re.fullmatch(r"[A-Za-z.]{2,}", text) else text
+
+
+def _same_number(gold: str, found: str) -> bool | None:
+    """Compare two numbers; a percentage is its number or a hundredth of it. None: not both are."""
+    a, b = read_number(gold), read_number(found)
+    if a is None or b is None:
+        return None
+    if gold.endswith("%") == found.endswith("%"):
+        return a == b
+    return a in (b, b / 100) if found.endswith("%") else b in (a, Fraction(a, 100))
+
+
+def _same_union(gold: str, found: str) -> bool | None:
+    return _compared(
+        *(split_top_level(text, r"\cup") for text in (gold, found)), match=_match_any_order
+    )
+
+
+def _same_list(gold: str, found: str) -> bool | None:
+    """Compare lists without brackets or in braces, of which the order does not matter."""
+    return _compared(*map(_set_elements, (gold, found)), match=_match_any_order)
+
+
+def _same_group(gold: str, found: str) -> bool | None:
+    """Compare tuples and intervals: the same brackets, and the same elements in order."""
+    groups = [closes_itself(text) for text in (gold, found)]
+    if groups == [False, False]:
+        return None
+    parts = [split_top_level(text[1:-1], ",") for text in (gold, found)]
+    if len(parts[0]) == len(parts[1]) == 1:
+        return None  # an expression in brackets
+    return (
+        groups == [True, True]
+        and (gold[0], gold[-1]) == (found[0], found[-1])
+        and _match_in_order(*parts)
+    )
+
+
+def _set_elements(text: str) -> list[str]:
+    if text.startswith("\\{") and text.endswith("\\}"):
+        text = text[2:-2]
+    parts = split_top_level(text, ",")
+    return [
+        sign.join(part.split("\\pm"))
+        for part in parts
+        for sign in (("+", "-") if "\\pm" in part else ("",))
+    ]
+
+
+def _compared(
+    gold: list[str], found: list[str], *, match: Callable[[list[str], list[str]], bool]
+) -> bool | None:
+    """Compare elements; None where both sides are a single one."""
+    if len(gold) == len(found) == 1:
+        return None
+    return len(gold) == len(found) <= _MAX_ELEMENTS and match(gold, found)
+
+
+def _match_in_order(gold: list[str], found: list[str]) -> bool:
+    return len(gold) == len(found) <= _MAX_ELEMENTS and all(
+        _is_same(a, b) for a, b in zip(gold, found, strict=True)
+    )
+
+
+def _match_any_order(gold: list[str], found: list[str]) -> bool:
+    left = list(found)
+    for a in gold:
+        match = next((i for i, b in enumerate(left) if _is_same(a, b)), None)
+        if match is None:
+            return False
+        left.pop(match)
+    return True
+
+
+def _same_expression(gold: str, found: str) -> bool:
+    if found.count("{") > _MAX_DEPTH and _depth(found) > _MAX_DEPTH:
+        return False
+    if _DECIMAL.fullmatch(found) and "." not in gold:
+        return False  # a rounded value of an exact one
+    if "=" in found and "=" not in gold:
+        *sides, last = found.split("=")
+        values = [side for side in sides if _VALUE.fullmatch(side.strip())]
+        return all(_is_same(gold, value.strip()) for value in [*values, last])
+    return verify(_parsed(gold), _parsed(found), timeout_seconds=None)
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for character in text:
+        depth += (character in OPENING) - (character in ")]}")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _parsed(text: str) -> list[Any]:
+    return parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=None)

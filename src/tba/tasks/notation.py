@@ -1,0 +1,189 @@
+r"""Notation of mathematical answers: one spelling of LaTeX, numbers, units, lists.
+
+Everything here is text and exact fractions: linear time, and nothing is evaluated.
+"""
+
+import re
+from fractions import Fraction
+
+OPENING = "([{"
+_CLOSING = ")]}"
+
+_UNICODE = str.maketrans(
+    {
+        "\N{MINUS SIGN}": "-",
+        "\N{EN DASH}": "-",
+        "\N{MULTIPLICATION SIGN}": "*",
+        "\N{GREEK SMALL LETTER PI}": "\\pi ",
+        "\N{INFINITY}": "\\infty ",
+        "\N{UNION}": "\\cup ",
+        "\N{DEGREE SIGN}": "^\\circ",
+    }
+)
+_SPELLING = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits)(?![a-zA-Z])\.?", ""),
+        (r"(?<!\\)\\!", ""),
+        (r"(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z])|~", " "),
+        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"\\(?:textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|text)\s*\{", r"\\text{"),
+        (r"\{,\}", ","),
+        (r"\\%", "%"),
+        (r"\\\$|\$", r"\\$"),
+        (r"\\(?:degree|deg)(?![a-zA-Z])|\^\s*\{?\s*\\circ\s*\}?", r"\\text{degrees}"),
+        (r"(?<=\{)[bB]matrix(?=\})", "pmatrix"),
+        (r"\\text\{\s*(?:and|or)\s*\}|(?<=[\d}) ])\s(?:and|or)\s", ","),
+        (r"\\lbrace(?![a-zA-Z])", r"\\{"),
+        (r"\\rbrace(?![a-zA-Z])", r"\\}"),
+        (r"\\leq?(?![a-zA-Z])", r"\\le "),
+        (r"\\geq?(?![a-zA-Z])", r"\\ge "),
+        (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
+        (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
+        (r"(\\frac\s*\{[^{}]*\})\s*(\d)", r"\1{\2}"),
+        (r"\\sqrt\s*(\d)", r"\\sqrt{\1}"),
+        (r"^[a-zA-Z]\s*\\in(?![a-zA-Z])", ""),
+    )
+)
+"""In this order; none can take more than linear time."""
+
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
+_NUMBER = re.compile(
+    rf"""(?P<sign>[+-]?)(?:
+        (?P<decimal>{_DIGITS}(?:\.\d*)?|\.\d+)%?
+        | (?P<plain_a>{_DIGITS})/(?P<plain_b>{_DIGITS})
+        | (?P<whole>\d*)\\frac\{{(?P<inner>-?)(?P<a>{_DIGITS})\}}\{{(?P<b>{_DIGITS})\}}
+    )""",
+    re.VERBOSE,
+)
+
+_UNIT = re.compile(
+    r"""(?P<body>.*?)\s*
+        (?:\\text\{(?P<text>[^{}]*)\}|(?<=[\d}\s])(?P<words>[a-zA-Z][a-zA-Z. ]*))
+        \s*(?:\^\s*\{?(?P<power>[23])\}?)?\.?""",
+    re.VERBOSE | re.DOTALL,
+)
+_BASE = re.compile(r"(?P<body>[0-9A-Z]+)_\{?(?P<base>\d{1,2})\}?")
+
+_UNITS = {
+    name: unit
+    for unit, names in {
+        "mm": "mm millimeter millimeters",
+        "cm": "cm centimeter centimeters",
+        "m": "m meter meters metre metres",
+        "km": "km kilometer kilometers kilometre kilometres",
+        "in": "in inch inches",
+        "ft": "ft foot feet",
+        "yd": "yd yard yards",
+        "mi": "mi mile miles",
+        "s": "s sec second seconds",
+        "min": "min minute minutes",
+        "h": "h hr hour hours",
+        "day": "day days",
+        "week": "week weeks",
+        "month": "month months",
+        "year": "year years",
+        "g": "g gm gram grams",
+        "kg": "kg kilogram kilograms",
+        "dollar": "dollar dollars",
+        "cent": "cent cents",
+        "degree": "degree degrees",
+        "radian": "radian radians rad",
+        "a.m.": "a.m am",
+        "p.m.": "p.m pm",
+    }.items()
+    for name in names.split()
+}
+
+
+def normal_form(text: str) -> str:
+    """Return an answer in one spelling of LaTeX; spaces remain."""
+    text = text.strip().translate(_UNICODE)
+    if len(text) > 2 and text.startswith("$") and text.endswith("$"):
+        text = text[1:-1]
+    for pattern, replacement in _SPELLING:
+        text = pattern.sub(replacement, text)
+    return text.strip().rstrip(".,;:").strip()
+
+
+def read_number(text: str) -> Fraction | None:
+    """Return the exact value of a numeral, fraction, mixed number or percentage, else None.
+
+    The per cent sign is passed over; a denominator of zero is no number.
+    """
+    match = _NUMBER.fullmatch(re.sub(r"\s", "", text))
+    if match is None:
+        return None
+    part = {k: (v or "").replace(",", "") for k, v in match.groupdict().items()}
+    if part["decimal"]:
+        value = Fraction(part["decimal"].rstrip("."))
+    else:
+        above, below = int(part["plain_a"] or part["a"]), int(part["plain_b"] or part["b"])
+        if below == 0:
+            return None
+        value = int(part["whole"] or 0) + Fraction(above, below)
+    return -value if (part["sign"] == "-") != (part["inner"] == "-") else value
+
+
+def split_unit(text: str) -> tuple[str, str]:
+    """Return an answer without its unit, and the unit in words; a numeral's base is its unit."""
+    if text.startswith(("\\$", "-\\$")):
+        return text.replace("\\$", "", 1).strip(), "dollar"
+    if base := _BASE.fullmatch(text):
+        return base["body"], f"base {base['base']}"
+    match = _UNIT.fullmatch(text)
+    if match is None or not re.search(r"[\d})]$", match["body"]) or _is_product(text, match):
+        return text, ""
+    words = (match["text"] or match["words"] or "").strip()
+    power = match["power"] or {"square": "2", "sq": "2", "cubic": "3"}.get(words.split(" ")[0], "")
+    words = re.sub(r"^(?:square|sq|cubic)\.? ", "", words).rstrip(".")
+    return match["body"].strip(), words + (f"^{power}" if power else "")
+
+
+def _is_product(text: str, match: re.Match[str]) -> bool:
+    """Say whether what may be a unit is variables, as in `5xy` and `5 x`."""
+    words = match["words"]
+    if words is None or words.strip(" .").lower() in _UNITS:
+        return False
+    return len(words) == 1 or not text[match.start("words") - 1].isspace()
+
+
+def units_differ(a: str, b: str) -> bool:
+    """Say whether both units are known and not the same."""
+    return bool(_standard(a) and _standard(b)) and _standard(a) != _standard(b)
+
+
+def _standard(unit: str) -> str:
+    name, power, exponent = unit.partition("^")
+    standard = _UNITS.get(name.lower().strip(), "base" + name[5:] if name[:5] == "base " else "")
+    return standard + power + exponent if standard else ""
+
+
+def split_top_level(text: str, separator: str) -> list[str]:
+    """Split at a separator outside of all brackets; a number's thousands are not split."""
+    if separator == "," and read_number(text) is not None:
+        return [text]
+    parts, depth, start, i = [], 0, 0, 0
+    while i < len(text):
+        if text[i] in OPENING:
+            depth += 1
+        elif text[i] in _CLOSING:
+            depth -= 1
+        elif depth == 0 and text.startswith(separator, i):
+            parts.append(text[start:i])
+            start = i + len(separator)
+        i += 1
+    parts.append(text[start:])
+    return [part.strip() for part in parts if part.strip()] or [text]
+
+
+def closes_itself(text: str) -> bool:
+    """Say whether a text is one pair of round or square brackets, mixed or not, and its inside."""
+    if not text or text[0] not in "([" or text[-1] not in ")]":
+        return False
+    depth = 0
+    for position, character in enumerate(text):
+        depth += (character in OPENING) - (character in _CLOSING)
+        if depth == 0:
+            return position == len(text) - 1
+    return False

@@ -1,0 +1,224 @@
+"""The reward `math`: gold solutions, equal forms and wrong answers."""
+
+import itertools
+import json
+import re
+
+import pytest
+
+from data_sets import find_data
+from tba.tasks.answers import find_answer, find_box
+from tba.tasks.grading import is_same_answer, math
+
+EQUAL = [
+    (r"\frac{1}{2}", r"\dfrac12"),
+    (r"\frac{1}{2}", "1/2"),
+    (r"\frac{1}{2}", "0.5"),
+    (r"\frac{1}{2}", ".50"),
+    (r"\frac{1}{2}", r"50\%"),
+    ("25", r"25\%"),
+    (r"25\%", "25"),
+    (r"-\frac{3}{4}", r"\frac{-3}{4}"),
+    (r"-\frac{3}{4}", "\N{MINUS SIGN}3/4"),
+    (r"1\frac{4}{5}", r"\frac{9}{5}"),
+    (r"\frac{\sqrt{3}}{3}", r"\frac{1}{\sqrt{3}}"),
+    (r"3\sqrt{2}", r"\sqrt{18}"),
+    (r"3\sqrt{13}", r"3 \sqrt {13}"),
+    ("10,000", "10000"),
+    (r"10,\!000", r"10{,}000.00"),
+    ("1000000", "1,000,000"),
+    ("90^\\circ", "90"),
+    ("90", "90^{\\circ}"),
+    ("90", r"90\text{ degrees}"),
+    (r"5\text{ inches}", "5"),
+    ("5", "5 inches"),
+    ("5", r"5\,\text{in}"),
+    (r"18\text{ ways.}", "18"),
+    (r"\$32,\!348", "32348"),
+    ("6.75", r"\$6.75"),
+    (r"12\text{ square units}", "12"),
+    (r"440\text{ cm}^2", "440"),
+    (r"\text{Evelyn}", "Evelyn"),
+    (r"\text{even}", "Even"),
+    (r"\text{(C)}", "C"),
+    ("D", r"\textbf{(D)}"),
+    ("5", "x = 5"),
+    ("x = 5", "5"),
+    ("5", "2 + 3 = 5"),
+    ("11", r"f(2) = 4 + 7 = 11"),
+    ("1, 2", "2, 1"),
+    ("1,-2", r"\{-2, 1\}"),
+    ("1,2", r"1 \text{ and } 2"),
+    (r"3 \pm 2\sqrt{2}", r"3 - 2\sqrt{2}, 3 + 2\sqrt{2}"),
+    (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\pi/2)"),
+    (r"(-\infty,2)\cup(2,\infty)", r"(2, \infty) \cup (-\infty, 2)"),
+    (r"x \in [-2,7]", "[-2, 7]"),
+    ("x^2+2x+1", "(x+1)^2"),
+    ("x + 11", "11+x"),
+    ("y = 2x + 3", "y=3+2x"),
+    ("3+4i", "4i + 3"),
+    (r"\begin{pmatrix} 1 \\ -2 \end{pmatrix}", r"\begin{bmatrix}1\\-2\end{bmatrix}"),
+    ("2516_8", "2516_{8}"),
+    ("2516_8", "2516"),
+    (r"\log_2 8", "3"),
+    (r"9.6 \cdot 10^3", "9600"),
+]
+
+DIFFERENT = [
+    ("5", "-5"),
+    ("5", "15"),
+    ("5", "5.0001"),
+    ("5", "5, 6"),
+    ("5", "2 + 2 = 5"),
+    ("5", "5 = 6"),
+    ("5", "x = 5 = 4"),
+    ("5", "5 + 1"),
+    ("5", "5x"),
+    ("5", "x > 5"),
+    ("5", r"x \neq 5"),
+    ("5", r"5 \text{ or } 6"),
+    ("5", "not 5"),
+    ("x = 5", "y = 5"),
+    (r"\frac{1}{3}", "0.333"),
+    (r"\frac{1}{3}", "0.333333333333"),
+    (r"\sqrt{2}", "1.41421356"),
+    (r"\pi", "3.14159265"),
+    (r"\pi", r"\frac{22}{7}"),
+    (r"\frac{1}{2}", r"5\%"),
+    (r"\frac{3}{4}", r"\frac{4}{3}"),
+    ("10,000", "1,000"),
+    (r"5\text{ cm}", "5 m"),
+    (r"5\text{ cm}", r"5\text{ cm}^2"),
+    (r"9\text{ a.m.}", r"9\text{ p.m.}"),
+    (r"90^\circ", r"90\text{ radians}"),
+    ("2516_8", "2516_7"),
+    ("(1,2)", "(2,1)"),
+    ("(1,2)", "[1,2]"),
+    ("(1,2)", "(1,2]"),
+    ("(1,2)", "1,2"),
+    ("(1,2)", "(1,2,3)"),
+    ("(1,2)", r"\{1,2\}"),
+    (r"(-\infty,2)\cup(2,\infty)", r"(-\infty,2]\cup(2,\infty)"),
+    (r"(-\infty,2)\cup(2,\infty)", r"(-\infty,2)"),
+    ("1, 2", "1, 2, 3"),
+    ("1, 2", "1, 1"),
+    (r"3 \pm \sqrt{2}", r"3 + \sqrt{2}"),
+    ("x^2+2x+1", "x^2+2x"),
+    ("x^2+2x+1", "y^2+2y+1"),
+    ("y = 2x + 3", "y = 2x - 3"),
+    ("3+4i", "3-4i"),
+    (r"\begin{pmatrix} 1 \\ -2 \end{pmatrix}", r"\begin{pmatrix} -2 \\ 1 \end{pmatrix}"),
+    (r"\begin{pmatrix} 1 \\ -2 \end{pmatrix}", r"\begin{pmatrix} 1 & -2 \end{pmatrix}"),
+    (r"\text{even}", "odd"),
+    (r"\text{(C)}", "D"),
+    ("4:3", "3:4"),
+    ("5", "five"),
+    ("0", ""),
+    ("0", r"\frac{1}{0}"),
+]
+
+FOUND = [
+    (r"so \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+    (r"\boxed{1} no, \boxed{\boxed{2}}", "2"),
+    (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+    (r"\boxed{\left\{x\right.}", r"\left\{x\right."),
+    (r"$\boxed 5$ is it", "5"),
+    (r"the answer is 3, \fbox{4}", "4"),
+    (r"\boxed{5", None),
+    (r"\boxed{1} and \boxed{5", None),
+    (r"\boxed{}", None),
+    ("#### 5\nBye 6", "5"),
+    ("#### $x+1$", "x+1"),
+    (r"The answer is $\frac{1}{2}$. I hope it is correct.", r"\frac{1}{2}"),
+    ("The answer is $5", "$5"),
+    ("The answer is 4. No, the answer is 1.5.", "1.5"),
+    ("**Answer:** $x = 2$\nDone 3", "x = 2"),
+    ("**Final answer**: 12 cm", "12 cm"),
+    ("The answer is:\n\n(1, 2)", "(1, 2)"),
+    ("It is $2$, so it is $3$.", "3"),
+    (r"It is \(2\), so it is \[x^3\]", "x^3"),
+    ("It is $2$, so it is 4.", "4"),
+    ("It is 5 + 3", None),
+    ("nothing", None),
+    ("", None),
+    ("9" * 301, None),
+]
+
+
+@pytest.mark.parametrize(("text", "answer"), FOUND)
+def test_the_final_answer_is_what_the_strongest_mark_marks(text, answer):
+    assert find_answer(text) == answer
+
+
+@pytest.mark.parametrize(("gold", "found"), EQUAL)
+def test_equal_forms_are_accepted(gold, found):
+    assert math([f"Therefore \\boxed{{{found}}}."], answer=[gold]) == [1.0]
+
+
+@pytest.mark.parametrize(("gold", "found"), DIFFERENT)
+def test_wrong_answers_are_refused(gold, found):
+    assert math([f"Therefore \\boxed{{{found}}}."], answer=[gold]) == [0.0]
+
+
+def test_what_is_said_beside_the_answer_earns_nothing():
+    texts = [
+        r"The answer is 5. \boxed{6}",
+        r"5 5 5 \boxed{}",
+        "5, 6, 7 or #### 6",
+        "It is $5$ or $6$",
+        "",
+    ]
+    assert math(texts, answer=["5"] * 5) == [0.0] * 5
+
+
+def test_answers_that_are_numbers_and_chats_are_graded():
+    chat = [{"role": "assistant", "content": r"\boxed{0.5}"}]
+    assert math([chat], answer=[0.5]) == [1.0]
+
+
+def solutions(name):
+    data = find_data()
+    if data is None:
+        pytest.skip("MATH is not at hand: set TBA_DATA to the folder that holds math/")
+    return [json.loads(line) for line in (data / f"math/{name}.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("name", "count"), [("math500_test", 500), ("math_test_5000", 5000)])
+def test_every_gold_answer_of_math_is_found_in_its_own_solution(name, count):
+    rows = solutions(name)
+    golds = [row.get("answer") or find_box(row["solution"]) for row in rows]
+    assert len(golds) == count
+    assert math([row["solution"] for row in rows], answer=golds) == [1.0] * count
+
+
+def test_no_solution_of_math_is_graded_right_for_another_answer():
+    texts = [row["solution"] for row in solutions("math500_test")]
+    assert math(texts, answer=["17/19"] * 500) == [0.0] * 500
+
+
+@pytest.mark.slow
+def test_every_gold_answer_of_math_is_accepted_in_another_spelling():
+    golds = [find_box(row["solution"]) for row in solutions("math_test_5000")]
+    written = [f"The final answer is ${respell(gold)}$." for gold in golds]
+    refused = [g for g, r in zip(golds, math(written, answer=golds), strict=True) if r != 1.0]
+    assert refused == []
+
+
+@pytest.mark.slow
+def test_no_gold_answer_of_math_is_accepted_for_another_problem():
+    golds = [find_box(row["solution"]) for row in solutions("math_test_5000")]
+    pairs = itertools.pairwise(golds)
+    accepted = {(a, b) for a, b in pairs if is_same_answer(a, b) and bare(a) != bare(b)}
+    assert accepted == set()
+
+
+def respell(gold):
+    """Write it with other spaces, other fractions and sized brackets."""
+    gold = gold.replace("\\frac", "\\dfrac ").replace("(", "\\left( ").replace(")", " \\right)")
+    return gold.replace("+", " + ").replace(",\\!", "{,}").replace("\\text{", "\\mathrm{")
+
+
+def bare(gold):
+    """Leave out what `5`, `5^\\circ`, `x = 5` and `5\\text{ hours}` may differ by."""
+    gold = re.sub(r"\\text\{[^{}]*\}|\^\{?\\circ\}?|^[a-z] ?= ?|\\[$%!,]|\s", "", gold)
+    return re.sub(r"\\[dt]frac", r"\\frac", gold)
