@@ -9,6 +9,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from tba.config import GymTaskConfig, TaskConfig
+from tba.config.load import load_config
 from tba.errors import ConfigError
 from tba.tasks import Scorer, load_task
 from tba.tasks.gym import find_tagged_answer, load_gym, score
@@ -40,6 +41,13 @@ def test_its_own_options_reach_the_data_set(tokenizer):
     task = load_task(config(options=options, prompt_template="plain"), tokenizer)
     assert all(len(q.columns["entry"]["metadata"]["expression"]) == 5 for q in task.train)
     assert task.train[0].prompt == task.train[0].columns["question"]
+
+
+def test_its_own_options_are_settings_like_any_other(tmp_path):
+    recipe = tmp_path / "sums.toml"
+    recipe.write_text('[task]\nkind = "gym"\ndataset = "chain_sum"\noptions = { min_terms = 2 }\n')
+    overrides = ["--task.options.max_terms", "3", "--model.model_name_or_path", "m"]
+    assert load_config([str(recipe)], overrides).task.options == {"min_terms": 2, "max_terms": 3}
 
 
 def test_the_answer_alone_is_scored_in_the_scoring_process(tokenizer):

@@ -105,8 +105,9 @@ MATH_ROWS = [
 
 @pytest.fixture
 def math_config(tmp_path):
-    train = write(tmp_path / "train.jsonl", MATH_ROWS)
-    return MathTaskConfig(train_file=train, test_file=write(tmp_path / "test.jsonl", MATH_ROWS[:1]))
+    train = write(tmp_path / "math_train.jsonl", MATH_ROWS)
+    test = write(tmp_path / "math_test.jsonl", MATH_ROWS[:1])
+    return MathTaskConfig(train_file=train, test_file=test)
 
 
 def test_math_takes_its_answers_from_either_column(math_config, tokenizer):

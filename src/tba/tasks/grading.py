@@ -38,7 +38,7 @@ from tba.tasks.notation import (
 from tba.tasks.rewards import text_of
 
 _MAX_DEPTH = 12
-"""Braces of an expression may be nested this deep; MATH's reach 4."""
+"""Brackets of an expression may be nested this deep; those of MATH are, 3."""
 _MAX_ELEMENTS = 20
 _VALUE = re.compile(
     r"(?:\\(?:frac|sqrt|pi|cdot|times|div|left|right|circ|infty)(?![a-zA-Z])|[\d\s{}()\[\].,+*/^!%-])+"
@@ -157,7 +157,7 @@ def _match_any_order(gold: list[str], found: list[str]) -> bool:
 
 
 def _same_expression(gold: str, found: str) -> bool:
-    if found.count("{") > _MAX_DEPTH and _depth(found) > _MAX_DEPTH:
+    if _depth(found) > _MAX_DEPTH:
         return False
     if _DECIMAL.fullmatch(found) and "." not in gold:
         return False  # a rounded value of an exact one
