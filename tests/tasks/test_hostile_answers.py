@@ -81,11 +81,10 @@ def test_long_completions_are_graded_at_once_and_wrong():
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("gold", SHORT_GOLDS)
-def test_hostile_answers_cost_at_most_their_time_bound(gold, record_property):
+def test_hostile_answers_cost_at_most_their_time_bound(gold):
     with Scorer(RewardSpec((BUILT_IN["math"],), (1.0,), TIMEOUT_S)) as scorer:
         for name, text in SHORT.items():
             score, took = scored(scorer, f"\\boxed{{{text}}}", gold)
-            record_property(name, (str(score.outcome), round(took, 2)))
             assert took < TIMEOUT_S + START_S, name
             assert score.outcome in (Outcome.OK, Outcome.TIMEOUT, Outcome.ERROR), name
             assert score.outcome is not Outcome.OK or score.reward == 0.0, name

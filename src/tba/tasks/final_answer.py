@@ -21,7 +21,7 @@ _TAIL = 2_000
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 _ANSWER_IS = re.compile(r"answer(?: is|[ *]{0,3}:)", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"[.?!](?:\s|$)|\n")
+_SENTENCE_END = re.compile(r"(?<!\\)[.?!](?:\s|$)|\n")
 _FORMULA = re.compile(r"\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _MATH_MARKS = re.compile(r"\\[()\[\]]|\*\*|(?<!\\)\$(?![\d.]+[^$]*$)")
 
