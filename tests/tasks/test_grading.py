@@ -7,7 +7,7 @@ import re
 import pytest
 
 from data_sets import find_data
-from tba.tasks.answers import find_answer, find_box
+from tba.tasks.final_answer import find_answer, find_box
 from tba.tasks.grading import is_same_answer, math
 
 EQUAL = [

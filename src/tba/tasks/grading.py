@@ -1,7 +1,7 @@
 r"""Says whether a response's final answer is a problem's, as mathematics: the reward `math`.
 
-`tba.tasks.answers` finds the final answer; everything else that the response says is ignored. Two
-answers are the same when, in this order,
+`tba.tasks.final_answer` finds the final answer; everything else that the response says is ignored.
+Two answers are the same when, in this order,
 
 1. their texts are, after spacing and spelling of LaTeX (`\dfrac12`, `\left(`, `10{,}000`);
 2. both are numbers of the same exact value (`0.5`, `1/2`, `\frac12`, `50\%`, `1,000`); two numbers
@@ -25,7 +25,7 @@ from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
 
-from tba.tasks.answers import find_answer
+from tba.tasks.final_answer import find_answer
 from tba.tasks.notation import (
     OPENING,
     closes_itself,

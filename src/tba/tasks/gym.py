@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from tba.config.task import GymTaskConfig
 from tba.errors import ConfigError
 from tba.references import describe
-from tba.tasks.answers import find_box
 from tba.tasks.base import RewardSpec, Task
+from tba.tasks.final_answer import find_box
 from tba.tasks.prompts import fill, make_queries
 from tba.tasks.rewards import text_of
 from tba.tasks.rows import Row
