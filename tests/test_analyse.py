@@ -20,6 +20,7 @@ from tba.errors import ConfigError, RunFolderError, UserError
 from tba.gradients import DEFAULT, compare, sections_of
 from tba.inputs import Inputs
 from tba.objectives import OBJECTIVES
+from tba.policy.adapters import load_trainable
 from tba.policy.loading import load_policy
 from tba.run.checkpoint import load_newest, load_step
 from tba.run.folder import RunFolder
@@ -451,11 +452,11 @@ def test_a_checkpoint_that_goes_meanwhile_is_told_so(run, tmp_path, monkeypatch)
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
 
-    def gone(path, *arguments, **options):
-        shutil.rmtree(path.parent)
-        return load_policy(path, *arguments, **options)
+    def gone(*arguments, checkpoint, **options):
+        shutil.rmtree(checkpoint)
+        return load_trainable(*arguments, checkpoint=checkpoint, **options)
 
-    monkeypatch.setattr("tba.analyse.load_policy", gone)
+    monkeypatch.setattr("tba.analyse.load_trainable", gone)
     with pytest.raises(RunFolderError, match="was superseded while it was read: try again"):
         analyse(copy, Plan())
 

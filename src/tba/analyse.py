@@ -31,7 +31,7 @@ from tba.errors import ConfigError, RunFolderError
 from tba.gradients import compare, sections_of
 from tba.inputs import Inputs
 from tba.objectives import OBJECTIVES
-from tba.policy.loading import load_policy
+from tba.policy.adapters import load_trainable
 from tba.policy.reference import Reference
 from tba.policy.resets import load_reference, refreshed
 from tba.records import Batch
@@ -213,7 +213,7 @@ class Subject:
         self._state = checkpoint.state
         self._saved_reference = checkpoint.reference()
         device = torch.device(pick_device(config.device))
-        policy = load_policy(checkpoint.policy, config.model, device=device, dtype=torch.float32)
+        policy = load_trainable(self._initial, config, device=device, checkpoint=checkpoint.path)
         self._model = policy.model
         self._losses = {}
         for kind, section in sections.items():
@@ -268,11 +268,15 @@ class Subject:
 
     @cached_property
     def _reference(self) -> Reference:
-        made_here = self._folder.model.is_dir()
-        name = self._folder.model if made_here else self._config.model.model_name_or_path
         return load_reference(
-            str(name), self._config, device=self._model.device, saved=self._saved_reference
+            self._initial, self._config, device=self._model.device, saved=self._saved_reference
         )
+
+    @property
+    def _initial(self) -> str:
+        """Where the initial model is."""
+        made_here = self._folder.model.is_dir()
+        return str(self._folder.model if made_here else self._config.model.model_name_or_path)
 
     def _against_the_reference(self, batch: Batch, log_z: NDArray[np.float64]) -> dict[str, Any]:
         """Compare the VarGrad estimates with those from the reference's responses."""

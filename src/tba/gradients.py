@@ -1,7 +1,7 @@
 """What several objectives would do to one policy on the same batch: losses, gradients, angles.
 
 Gradients are those of the trainer's own step (`tba.update.BatchLoss`), before clipping, over the
-policy's parameters end to end in float32; learned heads are left out.
+policy's trained parameters end to end in float32; learned heads are left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,7 @@ from tba.config.explain import did_you_mean
 from tba.config.objectives import section_of
 from tba.errors import ConfigError
 from tba.objectives import OBJECTIVES, load_objective
+from tba.policy.adapters import trained_parameters
 from tba.records import Batch
 from tba.update import BatchLoss
 
@@ -70,7 +71,7 @@ def compare(
     losses: Mapping[str, BatchLoss], model: PreTrainedModel, batch: Batch, number: int
 ) -> Comparison:
     """Compute each objective's loss and gradient on a batch, as at optimiser step `number`."""
-    parameters = list(model.parameters())
+    parameters = list(trained_parameters(model).values())
     size = sum(parameter.numel() for parameter in parameters)
     gradients = torch.zeros(len(losses), size, device=model.device)  # [objective, parameter]
     found = {}

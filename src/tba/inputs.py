@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from tba.config import Config
 from tba.objectives.base import Objective, declared
+from tba.policy.adapters import trained_parameters
 from tba.policy.heads import Heads
 from tba.policy.log_probs import ResponseOutputs, response_outputs
 from tba.policy.precision import autocast_dtype
@@ -54,12 +55,13 @@ class Anchor:
     """A copy of the policy that follows it in jumps: the pi_old of decoupled objectives."""
 
     def __init__(self, model: PreTrainedModel, every: int) -> None:
-        self.model = copy.deepcopy(model)
+        frozen = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
+        self.model = copy.deepcopy(model, frozen)  # which the copy shares
         self._every = every
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return the live parameters by name."""
-        return dict(self.model.named_parameters())
+        """Return the live parameters that follow the policy, by name."""
+        return trained_parameters(self.model)
 
     @torch.no_grad()
     def follow(self, model: nn.Module, step: int) -> None:

@@ -23,8 +23,9 @@ from tba.errors import StorageError, TbaError
 from tba.evaluation import evaluate_policy
 from tba.given import batches, check_objective, read_given
 from tba.pace import Arrivals, Intake
+from tba.policy.adapters import load_trainable
 from tba.policy.initial import initial_model
-from tba.policy.loading import check_positions, load_policy
+from tba.policy.loading import check_positions
 from tba.policy.precision import autocast_dtype
 from tba.policy.resets import ReferenceResets, load_reference
 from tba.records import EvalReport, StepReport
@@ -111,8 +112,8 @@ class Session:
             self._progress.event(f"resuming from {checkpoint.path}")
         device = torch.device(pick_device(config.device))
         model_folder = initial_model(config, folder.model, device, self._progress.event)
-        source: str | Path = checkpoint.policy if checkpoint else model_folder
-        self._policy = load_policy(source, config.model, device=device, dtype=torch.float32)
+        saved = checkpoint.path if checkpoint else None
+        self._policy = load_trainable(model_folder, config, device=device, checkpoint=saved)
         self._task = load_task(config.task, self._policy.tokenizer, given=config.buffer.given)
         if self._task.skipped:
             self._progress.event(

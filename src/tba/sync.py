@@ -101,6 +101,14 @@ class WeightStore:
         """The newest version whose hash is known, or -1."""
         return int(self._header[0])
 
+    def room(self, device: torch.device) -> dict[str, Tensor]:
+        """Return zeros of the shapes and dtype of the weights that travel, by name."""
+        layout = self._layout
+        return {
+            name: torch.zeros(shape, dtype=layout.dtype, device=device)
+            for name, shape in layout.shapes.items()
+        }
+
     def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Copy the weights into the free slot and return; they become current once they are hashed.
 

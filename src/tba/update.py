@@ -10,7 +10,6 @@ sample drawn more than once for a query goes through the model once.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from tba.objectives import load_objective
 from tba.objectives.base import declared
 from tba.objectives.masked import at_responses, log_ratio
 from tba.objectives.metrics import distance_to_sampling, reward_metrics
+from tba.policy.adapters import trained_parameters
 from tba.records import Batch, Gradient
 from tba.references import user_code
 from tba.schedules import learning_rate_at, settings_at
@@ -85,12 +85,13 @@ class BatchLoss:
     def published(self) -> dict[str, Tensor]:
         """Return the live weights that searchers need, by name.
 
-        They are the policy's, and those of the heads where searchers compute gradients.
+        They are those of the policy that are trained (of adapters, where it has any), and those of
+        the heads where searchers compute gradients.
         """
-        parts = [self._model.named_parameters()]
+        weights = trained_parameters(self._model)
         if self.gradients_are_sent:
-            parts.append(self.heads.named_parameters(prefix="heads"))
-        return dict(chain(*parts))
+            weights |= self.heads.named_parameters(prefix="heads")
+        return weights
 
     def beside_the_policy(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the live weights of heads and anchor, where there are any; for checkpoints."""
@@ -161,7 +162,7 @@ class PolicyUpdate:
         self._loss = BatchLoss(model, config, eos_ids)
         heads = self._loss.heads.named_parameters(prefix="heads")
         groups = [
-            {"params": list(model.named_parameters()), "lr": self._config.learning_rate},
+            {"params": list(trained_parameters(model).items()), "lr": self._config.learning_rate},
             {"params": list(heads), "lr": self._config.head_learning_rate},
         ]
         self.optimizer = torch.optim.AdamW(

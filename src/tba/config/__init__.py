@@ -9,7 +9,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from tba.config.base import Section
-from tba.config.model import BuildConfig, ModelConfig, WarmStartConfig
+from tba.config.model import BuildConfig, LoraConfig, ModelConfig, WarmStartConfig
 from tba.config.objectives import (
     A3CConfig,
     AStarPOConfig,
@@ -50,6 +50,7 @@ __all__ = [
     "GymTaskConfig",
     "InlineRuntimeConfig",
     "LocalRuntimeConfig",
+    "LoraConfig",
     "MathTaskConfig",
     "ModelConfig",
     "ObjectiveConfig",
@@ -236,6 +237,25 @@ class Config(Section):
                 f"objective.kind is {self.objective.kind} and sync.reference_reset_every "
                 f"{self.sync.reference_reset_every}, but what searchers compute for this objective "
                 "belongs to the reference they had: leave sync.reference_reset_every out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_rest_on_one_base(self) -> Self:
+        if self.model.lora is None:
+            return self
+        if self.sync.reference_reset_every:
+            raise ValueError(
+                "model.lora is set and sync.reference_reset_every "
+                f"{self.sync.reference_reset_every}, but searchers add the adapter to the first "
+                "reference: leave sync.reference_reset_every out, or train all weights "
+                "(--model.lora none)"
+            )
+        if isinstance(self.objective, A3CConfig):
+            raise ValueError(
+                "model.lora is set, but with objective.kind a3c searchers compute gradients, and "
+                "they hold no adapter layers: choose another objective, or train all weights "
+                "(--model.lora none)"
             )
         return self
 

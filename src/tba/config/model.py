@@ -1,6 +1,6 @@
 """Which policy is trained, and the supervised warm start that may come first."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -36,6 +36,23 @@ class BuildConfig(Section):
         return self
 
 
+class LoraConfig(Section):
+    """Trains and publishes a low-rank change of the linear layers (LoRA) instead of all weights."""
+
+    rank: PositiveInt = 16
+    """r: inner width of the two factors of each layer's change."""
+    alpha: PositiveFloat = 32.0
+    """Scales the change by alpha / rank."""
+    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Linear layers that are changed, by the last parts of their names, such as q_proj; all-linear:
+    all but the output layer."""
+
+    @property
+    def scale(self) -> float:
+        """What multiplies the product of the factors."""
+        return self.alpha / self.rank
+
+
 class ModelConfig(Section):
     """The policy, which is also the reference it is held close to."""
 
@@ -43,6 +60,8 @@ class ModelConfig(Section):
     """Folder or hub name of a Hugging Face causal language model."""
     build: BuildConfig | None = None
     """Builds a small model from random weights instead of loading one."""
+    lora: LoraConfig | None = None
+    """Trains adapters alone, which needs the extra lora (package peft)."""
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more time."""
     trust_remote_code: bool = False

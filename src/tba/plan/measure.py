@@ -31,8 +31,8 @@ from tba.plan.contention import measure_contention
 from tba.plan.probe import Searched, SearchProbe
 from tba.plan.profile import Measured, Profile, Responses, fit
 from tba.plan.timing import LEAST, own_s, repeated
+from tba.policy.adapters import load_trainable
 from tba.policy.initial import initial_model
-from tba.policy.loading import load_policy
 from tba.records import Batch
 from tba.run.ledger import Ledger
 from tba.run.metrics import MetricsWriter
@@ -163,8 +163,7 @@ class _Measurement:
         device = torch.device(self._device)
         self._model_folder = initial_model(config, folder / "model", device, tell)
         torch.set_num_threads(trainer_threads(config))
-        policy = load_policy(self._model_folder, config.model, device=device, dtype=torch.float32)
-        self._model = policy.model
+        policy = load_trainable(self._model_folder, config, device=device)
         self._task = load_task(config.task, policy.tokenizer)
         self._update = PolicyUpdate(policy.model, self._config, policy.eos_ids)
         self._store = WeightStore(self._update.published(), getattr(torch, config.search.dtype))
@@ -208,7 +207,7 @@ class _Measurement:
         steps, smaller = _by_turns(lambda: self._steps(trainer), lambda: self._steps(halved))
         self._tell("measuring both at once")
         trainer_slowdown, searcher_slowdown = self._contention()
-        weights = list(self._model.parameters())
+        weights = list(self._update.published().values())
         itemsize = getattr(torch, search.dtype).itemsize
         return Profile(
             config=self._given.model_dump(mode="json"),

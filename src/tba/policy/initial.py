@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from tba.config import Config
+from tba.policy.adapters import check_installed
 from tba.policy.build import build_policy
 from tba.policy.loading import load_policy
 from tba.run.durable import storage_errors
@@ -24,6 +25,7 @@ def initial_model(
 
     What is made is complete once `folder` exists: it is written beside it and renamed.
     """
+    check_installed(config.model)
     if config.model.build is None and config.warm_start.steps == 0:
         assert config.model.model_name_or_path is not None
         return config.model.model_name_or_path  # as it was given: ./name is no hub name

@@ -2,6 +2,8 @@
 
     step-00000100/
         policy/                 the policy and its tokenizer, an ordinary Hugging Face folder
+        adapter/                with model.lora: the adapter alone, as peft reads it; it is already
+                                merged into policy/
         optimizer.safetensors   AdamW's tensors, as `parameter/slot`
         optimizer.json          its parameter groups, with parameters by name
         heads.safetensors       value head and log Z, where the objective learns one
@@ -34,6 +36,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tba.errors import RunFolderError
+from tba.policy.adapters import is_adapted, save_adapter, save_merged
 from tba.policy.loading import Policy
 from tba.records import EvalReport
 from tba.run.durable import storage_error, storage_errors, sync_directory
@@ -158,6 +161,8 @@ def save_checkpoint(
         try:
             temporary.mkdir(parents=True)
             _write_policy(temporary / "policy", policy)
+            if is_adapted(policy.model):
+                save_adapter(policy.model, temporary / "adapter")
             _write_optimizer(temporary, optimizer)
             if reference is not None:
                 _write_reference(temporary, reference)
@@ -254,7 +259,7 @@ def _open(path: Path) -> Checkpoint:
 
 
 def _write_policy(folder: Path, policy: Policy) -> None:
-    policy.model.save_pretrained(folder)
+    save_merged(policy.model, folder)
     try:
         policy.tokenizer.save_pretrained(folder)
     except Exception as error:

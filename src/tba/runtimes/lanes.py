@@ -11,6 +11,7 @@ from tba.annotations import Annotations, SearchTools, annotators
 from tba.config import Config
 from tba.engines.base import Sampling
 from tba.engines.linears import quicken
+from tba.engines.merging import MergingEngine
 from tba.engines.torch_engine import TorchEngine
 from tba.objectives import load_objective
 from tba.pace import NO_ROUND, Lane, searches_per_round
@@ -54,7 +55,7 @@ def open_lane(
     task = load_task(config.task, policy.tokenizer)
     with Scorer(task.reward) as scorer:
         tools = SearchTools(
-            engine=TorchEngine(policy.model, policy.eos_ids),
+            engine=_engine(plan, policy, reference),
             reference_engine=TorchEngine(reference.model, policy.eos_ids),
             reference=Reference(
                 reference.model,
@@ -85,6 +86,20 @@ def open_lane(
             stride=config.search.searchers,
             ended=ended,
         )
+
+
+def _engine(plan: SearchPlan, policy: Policy, reference: Policy) -> TorchEngine:
+    """Return what generates with the weights that the trainer publishes, adapters or all."""
+    lora = plan.config.model.lora
+    if lora is None:
+        return TorchEngine(policy.model, policy.eos_ids)
+    return MergingEngine(
+        policy.model,
+        policy.eos_ids,
+        base=reference.model,
+        adapter=plan.stores.policy.room(policy.model.device),
+        scale=lora.scale,
+    )
 
 
 def _learner(policy: Policy, config: Config) -> ActorLearner | None:
