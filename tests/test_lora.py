@@ -101,7 +101,6 @@ def test_training_goes_on_with_recomputed_activations_in_bfloat16_and_eight_bits
         model={"gradient_checkpointing": True, "lora": {"rank": 2, "target_modules": ["q_proj"]}},
         trainer={"precision": "bfloat16"},
         search={"precision": "int8"},
-        evaluation={"every": 3},
     )
     summary = train(tmp_path, config)
     assert (summary.ended, summary.steps) == (Ending.FINISHED, 6)

@@ -56,6 +56,7 @@ def test_a_key_of_another_kind_says_which_kind():
         ("--sync=3", "sync is 3, expected a table, as for sync.mode"),
         ("--model.build=3", "model.build is 3, expected a table, as for model.build.characters"),
         ("--num_generations=4", "there is no setting num_generations: here it is trainer.samples"),
+        ("--lora_r=4", "there is no setting lora_r: here it is model.lora.rank"),
         (
             "--objective.epsilon=.2",
             "there is no setting objective.epsilon: here it is objective.cl",

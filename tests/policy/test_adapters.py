@@ -17,10 +17,12 @@ from tba.engines.torch_engine import TorchEngine
 from tba.errors import ConfigError
 from tba.inputs import Anchor
 from tba.policy.adapters import add_adapter, save_adapter, trained_parameters
+from tba.policy.initial import initial_model
 from tba.policy.loading import recompute_activations
 from tba.policy.log_probs import response_log_probs
 from tba.records import Query
 from tiny_models import EOS, FAMILIES, VOCABULARY, tiny_model
+from tiny_runs import tiny_config
 
 LORA = LoraConfig(rank=2, alpha=6.0)
 
@@ -128,10 +130,15 @@ def test_named_layers_alone_are_adapted_and_others_are_told():
             add_adapter(tiny_model("llama"), LoraConfig(target_modules=("q_proj", wrong)), seed=0)
 
 
-def test_without_peft_one_sentence_names_the_extra(monkeypatch):
+def test_without_peft_one_sentence_names_the_extra_before_anything_is_made(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"peft is not installed: install the extra lora"):
+    sentence = r"model.lora is set, but the package peft is not installed: install the extra lora"
+    with pytest.raises(ConfigError, match=sentence):
         add_adapter(tiny_model("llama"), LORA, seed=0)
+    config = tiny_config(tmp_path, model={"lora": {}})
+    with pytest.raises(ConfigError, match=sentence):
+        initial_model(config, tmp_path / "model", torch.device("cpu"), print)
+    assert not (tmp_path / "model").exists()
 
 
 def merging(family, adapter, precision="float32"):

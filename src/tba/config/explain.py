@@ -26,6 +26,11 @@ ELSEWHERE = {
     "train_batch_size": "trainer.queries_per_batch",
     "max_new_tokens": "search.max_completion_length",
     "max_response_length": "search.max_completion_length",
+    "use_peft": "model.lora.rank, which switches adapters on",
+    "lora_r": "model.lora.rank",
+    "lora_rank": "model.lora.rank",
+    "lora_alpha": "model.lora.alpha",
+    "lora_target_modules": "model.lora.target_modules",
 }
 """What settings of TRL and verl are called here."""
 

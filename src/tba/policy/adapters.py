@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from tba.config import Config, LoraConfig, ModelConfig
+from tba.config import Config, LoraConfig
 from tba.errors import ConfigError
 from tba.policy.loading import Policy, load_policy
 
@@ -38,13 +38,13 @@ def trained_parameters(model: nn.Module) -> dict[str, Tensor]:
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
-def check_installed(config: ModelConfig) -> None:
+def check_installed() -> None:
     """Refuse adapters where the package that makes them is missing.
 
     Raises:
         ConfigError: It is.
     """
-    if config.lora is not None and importlib.util.find_spec("peft") is None:
+    if importlib.util.find_spec("peft") is None:
         raise ConfigError(
             "model.lora is set, but the package peft is not installed: install the extra lora "
             "(pip install 'tba[lora]')"
@@ -81,7 +81,7 @@ def add_adapter(model: PreTrainedModel, settings: LoraConfig, seed: int) -> None
     Raises:
         ConfigError: peft is missing, or `target_modules` names what is no linear layer.
     """
-    check_installed(ModelConfig(lora=settings))
+    check_installed()
     import peft
 
     targets = _targets(model, settings)

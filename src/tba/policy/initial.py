@@ -25,7 +25,8 @@ def initial_model(
 
     What is made is complete once `folder` exists: it is written beside it and renamed.
     """
-    check_installed(config.model)
+    if config.model.lora is not None:
+        check_installed()  # before a warm start, not after it
     if config.model.build is None and config.warm_start.steps == 0:
         assert config.model.model_name_or_path is not None
         return config.model.model_name_or_path  # as it was given: ./name is no hub name
