@@ -1,5 +1,6 @@
 """Ten asynchronous steps of each family of models, all weights or adapters alone."""
 
+import numpy as np
 import peft
 import pytest
 import safetensors.torch
@@ -11,7 +12,7 @@ from families import FAMILIES, family_config
 from tba.engines.merging import MergingEngine
 from tba.policy.adapters import load_trainable, trained_parameters
 from tba.policy.loading import load_policy
-from tba.policy.log_probs import full_row_log_probs
+from tba.policy.log_probs import response_log_probs
 from tba.run.summary import Ending
 from tba.sync import WeightStore
 from tiny_runs import train
@@ -117,7 +118,8 @@ def test_ten_asynchronous_steps_of_adapters_change_and_publish_these_alone(
     engine.refresh()
     prompts, answers = rows(policy.tokenizer)
     found, wanted, untrained = (
-        full_row_log_probs(m, prompts, answers) for m in (engine_model.model, model, base.model)
+        response_log_probs(m, prompts, answers, np.arange(len(answers)), temperature=1.0)[0]
+        for m in (engine_model.model, model, base.model)
     )
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
     assert (wanted - untrained).abs().max() > 1e-3
