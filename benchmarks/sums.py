@@ -28,7 +28,6 @@ from tba.annotations import annotation_names
 from tba.buffer import ReplayBuffer
 from tba.config import Config
 from tba.config.load import load_config
-from tba.engines.base import Sampling
 from tba.engines.torch_engine import TorchEngine
 from tba.evaluation import evaluate
 from tba.pace import Lane
@@ -146,9 +145,7 @@ def train(job: Job, model: str) -> tuple[EvalReport, int]:
             scorer,
             task=task,
             tokenizer=policy.tokenizer,
-            sampling=Sampling(1, 1.0, config.search.max_completion_length),
-            settings=config.evaluation,
-            seed=0,
+            config=config.model_copy(update={"seed": 0}),  # the same questions for every seed
             policy_version=job.steps,
         )
     return report, bad_steps

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from tba.config import EvaluationConfig
+from tba.config import Config
 from tba.engines import Sampling
 from tba.engines.fake import FakeEngine
 from tba.errors import AllExcludedError, ConfigError
@@ -51,9 +51,15 @@ def run(engine, *, queries=10, queries_per_batch=4, seed=3, pass_threshold=1.0):
         ExactScorer(),
         task=task(pass_threshold),
         tokenizer=Tokens(),
-        sampling=Sampling(samples_per_query=8, temperature=0.7, max_completion_length=3),
-        settings=EvaluationConfig(queries=queries, queries_per_batch=queries_per_batch),
-        seed=seed,
+        config=Config.model_validate(
+            {
+                "seed": seed,
+                "model": {"build": {}},
+                "task": {"kind": "arithmetic"},
+                "search": {"temperature": 0.7, "max_completion_length": 3},
+                "evaluation": {"queries": queries, "queries_per_batch": queries_per_batch},
+            }
+        ),
         policy_version=42,
     )
 

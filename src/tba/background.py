@@ -22,7 +22,6 @@ from typing import Self
 
 from pydantic import TypeAdapter
 
-from tba.config import Config
 from tba.records import EvalReport
 from tba.run.durable import replace_file
 from tba.run.folder import RunFolder
@@ -139,29 +138,39 @@ def main(run: str, checkpoint: str, report: str) -> None:
     """Evaluate a checkpoint of a run, and write the report."""
     threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     os.nice(NICENESS)
-    config = RunFolder(Path(run)).config()
-    found = _evaluate(config, Path(checkpoint))
+    found = _evaluate(RunFolder(Path(run)), Path(checkpoint))
     Path(report).parent.mkdir(exist_ok=True)
     text = json.dumps(dataclasses.asdict(found), indent=2, allow_nan=False)
     replace_file(Path(report), [text.encode()])
 
 
-def _evaluate(config: Config, checkpoint: Path) -> EvalReport:
+def _evaluate(folder: RunFolder, checkpoint: Path) -> EvalReport:
     import torch
 
     from tba.evaluation import evaluate_policy
     from tba.policy.loading import load_policy
+    from tba.reference_answers import ReferenceAnswers
     from tba.runtimes.resources import pick_device, trainer_threads
     from tba.tasks import load_task
     from tba.tasks.scoring import Scorer
 
+    config = folder.config()
     torch.set_num_threads(trainer_threads(config))
     device = torch.device(pick_device(config.device))
     policy = load_policy(checkpoint / "policy", config.model, device=device, dtype=torch.float32)
-    task = load_task(config.task, policy.tokenizer, given=config.buffer.given)
+    task = load_task(
+        config.task, policy.tokenizer, given=config.buffer.given, eos_ids=policy.eos_ids
+    )
     version = int(checkpoint.stem.removeprefix("step-"))
     with Scorer(task.reward) if task.reward.functions else nullcontext() as scorer:
-        found = evaluate_policy(policy, scorer, task=task, config=config, policy_version=version)
+        found = evaluate_policy(
+            policy,
+            scorer,
+            task=task,
+            config=config,
+            policy_version=version,
+            reference=ReferenceAnswers(folder.reference_answers),
+        )
     assert found is not None, "a run that has nothing to measure starts no evaluation"
     return found
 

@@ -19,14 +19,21 @@ import torch
 from tba.config import Config
 from tba.engines.base import Sampling
 from tba.engines.torch_engine import TorchEngine
-from tba.evaluation import Answers, answers, kl_to_reference, paper_perplexity, perplexity
+from tba.evaluation import (
+    Answers,
+    answers,
+    kl_to_reference,
+    paper_perplexity,
+    perplexity,
+    sampled_texts,
+)
 from tba.policy.loading import Policy, check_positions, load_policy
 from tba.policy.reference import Reference
 from tba.records import Float32
 from tba.run.checkpoint import load_newest
 from tba.run.folder import RunFolder
 from tba.runtimes.resources import pick_device
-from tba.tasks import load_task
+from tba.tasks import Task, load_task
 from tba.tasks.scoring import Scorer
 
 
@@ -118,7 +125,7 @@ def evaluate_models(
         AllExcludedError: Hardly any response could be scored.
     """
     policy = _load(config, models.policy)
-    task = load_task(config.task, policy.tokenizer)
+    task = load_task(config.task, policy.tokenizer, eos_ids=policy.eos_ids)
     queries = task.test[: config.evaluation.queries]
     length, temperature = config.search.max_completion_length, config.search.temperature
     check_positions(policy.model, queries, length)
@@ -138,10 +145,8 @@ def evaluate_models(
         greedy = sampled
         if task.pass_threshold is not None:
             greedy = ask(sampling=Sampling(1, 0.0, length))
-    measured = {"reward": sampled.mean_reward()}
-    for measure in task.measures:
-        measured |= measure(sampled.answered)
     reference = policy if models.reference == models.policy else _load(config, models.reference)
+    measured = sampled.measured(task, _reference_texts(config, task, reference, samples))
     at_temperature = log_probs_under(reference, sampled, temperature)
     untempered = at_temperature
     if temperature != 1:
@@ -162,6 +167,23 @@ def evaluate_models(
         paper_perplexity=paper_perplexity(untempered, [len(q.prompt_ids) for q in asked]),
         kl=kl_to_reference([response.log_mu for response in responses], at_temperature),
         excluded=failures,
+    )
+
+
+def _reference_texts(
+    config: Config, task: Task, reference: Policy, samples: int
+) -> list[str] | None:
+    """Ask the reference the same with the same random numbers, where a measure compares."""
+    if not task.compares_with_reference:
+        return None
+    search, evaluation = config.search, config.evaluation
+    return sampled_texts(
+        TorchEngine(reference.model, reference.eos_ids),
+        queries=task.test[: evaluation.queries],
+        tokenizer=reference.tokenizer,
+        sampling=Sampling(samples, search.temperature, search.max_completion_length),
+        queries_per_batch=max(1, evaluation.queries_per_batch // samples),
+        seed=config.seed,
     )
 
 

@@ -5,7 +5,7 @@ A response whose reward failed counts neither as right nor as wrong: it is left 
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tba.config import Config, EvaluationConfig
+from tba.config import Config
 from tba.engines import Engine, Sampling
 from tba.engines.torch_engine import TorchEngine
 from tba.errors import AllExcludedError, ConfigError
@@ -22,6 +22,7 @@ from tba.policy.loading import Policy
 from tba.policy.precision import autocast_dtype
 from tba.policy.reference import Reference
 from tba.records import EvalReport, Float32, Int32, Int64, Outcome, Query, Response, Score
+from tba.reference_answers import ReferenceAnswers
 from tba.tasks.base import Answered, Task
 
 HOPELESS_AFTER = 32
@@ -70,6 +71,14 @@ class Answers:
         failed = (s for s in self.answered.scores if s.outcome is not Outcome.OK)
         return [score.detail or score.outcome.value for score in failed]
 
+    def measured(self, task: Task, reference_texts: Sequence[str] | None) -> dict[str, float]:
+        """Return the mean reward and what the task's measures tell, by name."""
+        answered = dataclasses.replace(self.answered, reference_texts=reference_texts)
+        found = {"reward": self.mean_reward()}
+        for measure in task.measures:
+            found |= measure(answered)
+        return found
+
     def mean_reward(self) -> float:
         """Return the mean raw reward of the responses that have one."""
         rewards = self._rewards()
@@ -113,20 +122,28 @@ def evaluate(
     *,
     task: Task,
     tokenizer: Decoder,
-    sampling: Sampling,
-    settings: EvaluationConfig,
-    seed: int,
+    config: Config,
     policy_version: int,
+    reference: ReferenceAnswers | None = None,
 ) -> EvalReport:
     """Measure a policy on the task's first held-out queries: reward, pass@1, the task's measures.
 
-    Random numbers depend on `seed` alone, so that before and after are asked with the same ones.
+    Random numbers depend on the seed alone, so that before and after are asked with the same ones.
+
+    Args:
+        engine: Holds the policy.
+        scorer: Gives the task's rewards.
+        task: Its held-out queries are asked.
+        tokenizer: The policy's.
+        config: Says how many queries, and how responses are sampled.
+        policy_version: Optimiser steps behind the policy; 0 is the initial model.
+        reference: Where the initial model's answers are kept, for measures that compare with them.
 
     Raises:
         AllExcludedError: no response could be scored.
     """
     start = time.perf_counter()
-    queries = task.test[: settings.queries]
+    queries = task.test[: config.evaluation.queries]
 
     def asked(temperature: float) -> Answers:
         return answers(
@@ -135,16 +152,17 @@ def evaluate(
             queries=queries,
             tokenizer=tokenizer,
             pass_threshold=task.pass_threshold,
-            sampling=dataclasses.replace(sampling, samples_per_query=1, temperature=temperature),
-            queries_per_batch=settings.queries_per_batch,
-            seed=seed,
+            sampling=Sampling(1, temperature, config.search.max_completion_length),
+            queries_per_batch=config.evaluation.queries_per_batch,
+            seed=config.seed,
         )
 
-    sampled = asked(sampling.temperature)
+    sampled = asked(config.search.temperature)
     greedy = None if task.pass_threshold is None else asked(0.0)
-    measured = {"reward": sampled.mean_reward()}
-    for measure in task.measures:
-        measured |= measure(sampled.answered)
+    texts = None
+    if task.compares_with_reference and reference is not None:
+        texts = reference.compared_with(sampled.answered, policy_version)
+    measured = sampled.measured(task, texts)
     return EvalReport(
         policy_version=policy_version,
         queries=len(queries),
@@ -158,9 +176,17 @@ def evaluate(
 
 
 def evaluate_policy(
-    policy: Policy, scorer: Scorer | None, *, task: Task, config: Config, policy_version: int
+    policy: Policy,
+    scorer: Scorer | None,
+    *,
+    task: Task,
+    config: Config,
+    policy_version: int,
+    reference: ReferenceAnswers | None = None,
 ) -> EvalReport | None:
     """Measure a policy on held-out queries: its responses where they can be scored, its loss.
+
+    Where the initial model's answers are kept, measures compare with them; see `evaluate`.
 
     Returns:
         None where there is neither a scorer nor a held-out demonstration.
@@ -170,7 +196,9 @@ def evaluate_policy(
     if loss is None and scorer is None:
         return None
     if scorer is not None:
-        report = _of_responses(policy, scorer, task, config, policy_version)
+        report = _of_responses(
+            policy, scorer, task=task, config=config, version=policy_version, reference=reference
+        )
     else:
         asked = len(task.test[: config.evaluation.queries])
         report = EvalReport(policy_version, asked, None, None, None, excluded=0, seconds=0.0)
@@ -205,10 +233,16 @@ def demonstration_loss(policy: Policy, task: Task, config: Config) -> float | No
 
 
 def _of_responses(
-    policy: Policy, scorer: Scorer, task: Task, config: Config, policy_version: int
+    policy: Policy,
+    scorer: Scorer,
+    *,
+    task: Task,
+    config: Config,
+    version: int,
+    reference: ReferenceAnswers | None,
 ) -> EvalReport:
     """Generate in the trainer's precision, and score."""
-    search, model = config.search, policy.model
+    model = policy.model
     low = autocast_dtype(config.trainer.precision, model)
     with torch.autocast(model.device.type, low, enabled=low is not None):
         return evaluate(
@@ -216,10 +250,9 @@ def _of_responses(
             scorer,
             task=task,
             tokenizer=policy.tokenizer,
-            sampling=Sampling(1, search.temperature, search.max_completion_length),
-            settings=config.evaluation,
-            seed=config.seed,
+            config=config,
             policy_version=policy_version,
+            reference=reference,
         )
 
 
@@ -243,15 +276,12 @@ def answers(
     found: list[Response] = []
     texts: list[str] = []
     scores: list[Score] = []
-    for first in range(0, len(queries), queries_per_batch):
-        batch = queries[first : first + queries_per_batch]
-        responses = engine.generate(batch, sampling, _generator(seed, first))
-        owners = [i for i, of_query in enumerate(responses) for _ in of_query]
-        tokens = [response.tokens for of_query in responses for response in of_query]
-        own = [tokenizer.decode(t.tolist(), skip_special_tokens=True) for t in tokens]
-        scores += scorer.score([batch[i] for i in owners], own, tokens)
-        asked += [first + i for i in owners]
-        found += [response for of_query in responses for response in of_query]
+    for owners, responses in _batches(engine, queries, sampling, queries_per_batch, seed):
+        tokens = [response.tokens for response in responses]
+        own = _texts(tokenizer, responses)
+        scores += scorer.score([queries[i] for i in owners], own, tokens)
+        asked += owners
+        found += responses
         texts += own
         if len(scores) >= HOPELESS_AFTER and all(s.outcome is not Outcome.OK for s in scores):
             raise AllExcludedError(
@@ -264,6 +294,37 @@ def answers(
         query_of=np.array(asked, dtype=np.int64),
         pass_threshold=pass_threshold,
     )
+
+
+def sampled_texts(
+    engine: Engine,
+    *,
+    queries: Sequence[Query],
+    tokenizer: Decoder,
+    sampling: Sampling,
+    queries_per_batch: int,
+    seed: int,
+) -> list[str]:
+    """Ask as `answers` does, with the same random numbers, and return the texts alone."""
+    batches = _batches(engine, queries, sampling, queries_per_batch, seed)
+    return [text for _, responses in batches for text in _texts(tokenizer, responses)]
+
+
+def _batches(
+    engine: Engine, queries: Sequence[Query], sampling: Sampling, queries_per_batch: int, seed: int
+) -> Iterator[tuple[list[int], list[Response]]]:
+    """Yield responses and the position of the query that each one answers, a batch at a time."""
+    for first in range(0, len(queries), queries_per_batch):
+        batch = queries[first : first + queries_per_batch]
+        found = engine.generate(batch, sampling, _generator(seed, first))
+        yield (
+            [first + i for i, of_query in enumerate(found) for _ in of_query],
+            [response for of_query in found for response in of_query],
+        )
+
+
+def _texts(tokenizer: Decoder, responses: Sequence[Response]) -> list[str]:
+    return [tokenizer.decode(r.tokens.tolist(), skip_special_tokens=True) for r in responses]
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:

@@ -29,6 +29,7 @@ from tba.policy.loading import check_positions
 from tba.policy.precision import autocast_dtype
 from tba.policy.resets import ReferenceResets, load_reference
 from tba.records import EvalReport, StepReport
+from tba.reference_answers import ReferenceAnswers
 from tba.run.checkpoint import (
     Checkpoint,
     TrainerState,
@@ -114,7 +115,12 @@ class Session:
         model_folder = initial_model(config, folder.model, device, self._progress.event)
         saved = checkpoint.path if checkpoint else None
         self._policy = load_trainable(model_folder, config, device=device, checkpoint=saved)
-        self._task = load_task(config.task, self._policy.tokenizer, given=config.buffer.given)
+        self._task = load_task(
+            config.task,
+            self._policy.tokenizer,
+            given=config.buffer.given,
+            eos_ids=self._policy.eos_ids,
+        )
         if self._task.skipped:
             self._progress.event(
                 f"skipped {self._task.skipped} prompts longer than task.max_prompt_length"
@@ -240,6 +246,7 @@ class Session:
             task=self._task,
             config=self._config,
             policy_version=self._trainer.version,
+            reference=ReferenceAnswers(self._folder.reference_answers),
         )
         if self._config.model.gradient_checkpointing:
             self._policy.model.train()  # the engine sets the model to evaluation

@@ -64,6 +64,7 @@ def test_settings_of_some_kinds_name_them():
         ("task.kind = gsm8k", "required"),
         ("task.kind = math", "required"),
         ("task.kind = custom", "none"),
+        ("task.kind = preference", "required"),
     }
 
 

@@ -34,6 +34,7 @@ from tba.config.task import (
     Gsm8kTaskConfig,
     GymTaskConfig,
     MathTaskConfig,
+    PreferenceTaskConfig,
     TaskConfig,
 )
 from tba.config.training import TrainerConfig
@@ -54,6 +55,7 @@ __all__ = [
     "MathTaskConfig",
     "ModelConfig",
     "ObjectiveConfig",
+    "PreferenceTaskConfig",
     "RuntimeConfig",
     "SearchConfig",
     "Section",
@@ -118,10 +120,12 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _pairs_are_in_rows(self) -> Self:
-        if self.buffer.given == "pairs" and not isinstance(self.task, CustomTaskConfig):
+        has_rows = isinstance(self.task, CustomTaskConfig | PreferenceTaskConfig)
+        if self.buffer.given == "pairs" and not has_rows:
             raise ValueError(
                 f"buffer.given is pairs, but the task {self.task.kind} has no rows with "
-                "columns chosen and rejected: set task.kind to custom, or leave it out"
+                "columns chosen and rejected: set task.kind to custom or preference, or leave it "
+                "out"
             )
         return self
 

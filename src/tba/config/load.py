@@ -141,16 +141,23 @@ def _make_paths_absolute(tree: Tree) -> None:
         task |= {key: _absolute(task[key]) for key in PATHS if isinstance(task.get(key), str)}
         if isinstance(task.get("reward"), list):
             task["reward"] = [_absolute_reference(name) for name in task["reward"]]
+        for key in ("reward_model", "judge"):
+            if key in task:
+                task[key] = _absolute_reference(_absolute_folder(task[key]))
     objective = tree.get("objective")
     if isinstance(objective, dict) and "function" in objective:
         objective["function"] = _absolute_reference(objective["function"])
-    name = model.get("model_name_or_path") if isinstance(model, dict) else None
-    if isinstance(model, dict) and isinstance(name, str) and _expanded(name).is_dir():
-        model["model_name_or_path"] = _absolute(name)
+    if isinstance(model, dict) and "model_name_or_path" in model:
+        model["model_name_or_path"] = _absolute_folder(model["model_name_or_path"])
 
 
 def _absolute(path: str) -> str:
     return str(_expanded(path).absolute())
+
+
+def _absolute_folder(name: object) -> object:
+    """Write out a folder that exists; another name may be one on the hub."""
+    return _absolute(name) if isinstance(name, str) and _expanded(name).is_dir() else name
 
 
 def _expanded(path: str) -> Path:

@@ -18,13 +18,18 @@ class TaskBase(Section):
     """System message in front of a chat prompt."""
     max_prompt_length: PositiveInt = 512
     """Longest prompt in tokens; longer ones are counted and skipped."""
-    pass_threshold: float = 1.0
-    """A response with at least this reward counts as correct in pass@1."""
     reward_timeout_s: PositiveFloat = 10.0
     """Longest time a reward function may take for one response, in seconds; then it is killed."""
 
 
-class ArithmeticTaskConfig(TaskBase):
+class GradedTaskBase(TaskBase):
+    """Settings of a task in which a response is right or wrong."""
+
+    pass_threshold: float = 1.0
+    """A response with at least this reward counts as correct in pass@1."""
+
+
+class ArithmeticTaskConfig(GradedTaskBase):
     """Sums, differences or products of two numbers, with an exact-answer reward."""
 
     kind: Literal["arithmetic"] = "arithmetic"
@@ -81,7 +86,7 @@ class ArithmeticTaskConfig(TaskBase):
         return self
 
 
-class Gsm8kTaskConfig(TaskBase):
+class Gsm8kTaskConfig(GradedTaskBase):
     """Word problems from JSONL files with `question` and `answer` (ending in `#### n`)."""
 
     kind: Literal["gsm8k"] = "gsm8k"
@@ -95,7 +100,7 @@ class Gsm8kTaskConfig(TaskBase):
     in which {question} stands for the problem."""
 
 
-class MathTaskConfig(TaskBase):
+class MathTaskConfig(GradedTaskBase):
     """Problems with a final answer, graded as mathematics (docs/grading.md)."""
 
     kind: Literal["math"] = "math"
@@ -110,7 +115,7 @@ class MathTaskConfig(TaskBase):
     in which {problem} stands for it."""
 
 
-class GymTaskConfig(TaskBase):
+class GymTaskConfig(GradedTaskBase):
     """A data set of the library reasoning-gym by name, scored by the library (extra `gym`)."""
 
     kind: Literal["gym"] = "gym"
@@ -131,7 +136,7 @@ class GymTaskConfig(TaskBase):
     in which {question} stands for it."""
 
 
-class CustomTaskConfig(TaskBase):
+class CustomTaskConfig(GradedTaskBase):
     """A task of one's own: rows with a `prompt`, and reward functions in TRL's form."""
 
     kind: Literal["custom"] = "custom"
@@ -167,7 +172,78 @@ class CustomTaskConfig(TaskBase):
         return self
 
 
+class PreferenceTaskConfig(TaskBase):
+    """Prompts and a reward model of what people prefer; nothing is right or wrong."""
+
+    kind: Literal["preference"] = "preference"
+    """Task kind."""
+    train_file: Path
+    """Training rows: json, jsonl, csv or parquet with a prompt column."""
+    test_file: Path | None = None
+    """Held-out rows in the same form; without it, `test_share` of the training rows is held out."""
+    test_share: float = Field(default=0.1, gt=0, lt=1)
+    """Share of the training rows held out when there is no `test_file`."""
+    reward_model: str | None = None
+    """Folder or hub name of the sequence-classification model that rewards responses."""
+    reward: tuple[str, ...] = ()
+    """Instead of a reward model, reward functions, whose sum is the reward: short names, dotted
+    paths (`package.module:function`) or `file.py:function`."""
+    reward_label: str | None = None
+    """Label of a reward model with several, whose log-probability is the reward."""
+    reward_timeout_s: PositiveFloat = 120.0
+    """Longest time for the rewards of one search batch, and then for one response, in seconds; then
+    the scoring process is killed."""
+    missing_eos_penalty: float | None = None
+    """Reward, in the place of the model's, of a response cut at the longest length; the paper has
+    -1."""
+    judge: str | None = None
+    """The gold judge, which evaluations ask and training does not: folder or hub name of a reward
+    model, or a function (`package.module:function`, `file.py:function`)."""
+    judge_label: str | None = None
+    """Label of a judge with several, whose log-probability is its score."""
+    judge_timeout_s: PositiveFloat = 600.0
+    """Longest time for the judge's scores of 64 responses, in seconds."""
+    scored_text: str = "{prompt}{completion}"
+    """What reward model and judge read of prompts that are plain text."""
+    scoring_device: str = "auto"
+    """Device of reward model and judge: auto, cpu, cuda or cuda:N; auto takes a GPU when there is
+    one."""
+    scoring_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of reward model and judge."""
+
+    @model_validator(mode="after")
+    def _one_reward(self) -> Self:
+        if (self.reward_model is None) == (not self.reward):
+            raise ValueError(
+                "a preference task is rewarded either by task.reward_model (a folder or hub name) "
+                "or by task.reward (functions): set exactly one of them"
+            )
+        for label, model in (("reward_label", "reward_model"), ("judge_label", "judge")):
+            if getattr(self, label) is not None and getattr(self, model) is None:
+                raise ValueError(
+                    f"task.{label} is {getattr(self, label)}, but there is no task.{model} whose "
+                    f"label it could be: set task.{model} or leave it out"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _text_is_a_template(self) -> Self:
+        try:
+            self.scored_text.format(prompt="", completion="")
+        except (KeyError, IndexError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"task.scored_text is {self.scored_text!r}, but the only placeholders are "
+                "{prompt} and {completion}: write other braces double"
+            ) from error
+        return self
+
+
 TaskConfig = Annotated[
-    ArithmeticTaskConfig | Gsm8kTaskConfig | MathTaskConfig | GymTaskConfig | CustomTaskConfig,
+    ArithmeticTaskConfig
+    | Gsm8kTaskConfig
+    | MathTaskConfig
+    | GymTaskConfig
+    | CustomTaskConfig
+    | PreferenceTaskConfig,
     Field(discriminator="kind"),
 ]

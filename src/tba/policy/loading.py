@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,12 +67,9 @@ def load_policy(
         ModelError: The folder is missing or incomplete, its weights are not readable safetensors,
             or its tokenizer has no end-of-sequence token.
     """
-    name = _checked_source(str(name))
-    options = {
-        "trust_remote_code": config.trust_remote_code,
-        "local_files_only": constants.HF_HUB_OFFLINE or Path(name).is_dir(),
-    }
-    try:
+    name = checked_source(str(name))
+    options = {"trust_remote_code": config.trust_remote_code, "local_files_only": is_local(name)}
+    with loading_errors(name):
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", **options)
         model, loading = AutoModelForCausalLM.from_pretrained(
             name,
@@ -80,14 +78,6 @@ def load_policy(
             output_loading_info=True,
             **options,
         )
-    except SafetensorError as error:
-        raise ModelError(
-            f"The weights in {name} are not readable safetensors ({error}): the file is truncated "
-            "or damaged, copy it again."
-        ) from error
-    except _UNREADABLE as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"No model could be loaded from {name}: {reason}") from error
     if missing := loading["missing_keys"]:
         raise ModelError(
             f"The weights in {name} lack {len(missing)} tensors of the model, among them "
@@ -105,8 +95,35 @@ def load_policy(
     return Policy(model=model.to(device), tokenizer=tokenizer, eos_ids=eos_ids)
 
 
-def _checked_source(name: str) -> str:
-    """Refuse, before asking the hub, what is no folder with weights and cannot be a hub name."""
+def is_local(name: str) -> bool:
+    """Return whether a model is to be looked for on this machine alone."""
+    return constants.HF_HUB_OFFLINE or Path(name).is_dir()
+
+
+@contextmanager
+def loading_errors(name: str) -> Iterator[None]:
+    """Turn what transformers raises over a damaged model into a `ModelError` that names it."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise ModelError(
+            f"The weights in {name} are not readable safetensors ({error}): the file is truncated "
+            "or damaged, copy it again."
+        ) from error
+    except _UNREADABLE as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(f"No model could be loaded from {name}: {reason}") from error
+
+
+def checked_source(name: str) -> str:
+    """Refuse, before asking the hub, what is no folder with weights and cannot be a hub name.
+
+    Returns:
+        The name, an existing folder with `~` written out.
+
+    Raises:
+        ModelError: It is refused; the message says why.
+    """
     folder = Path(os.path.expanduser(name))  # leaves an unknown ~user as it is
     if folder.is_dir():
         saved = sorted(folder.glob("checkpoints/step-*/policy/config.json"))

@@ -234,6 +234,11 @@ def load_newest(
     return None
 
 
+def steps_kept(checkpoints: Path) -> list[int]:
+    """Return the steps of which there are checkpoints, in order; some may be damaged."""
+    return sorted({_step(path) for path in _newest_first(checkpoints)})
+
+
 def load_step(checkpoints: Path, step: int) -> Checkpoint:
     """Return the checkpoint of one step.
 
@@ -243,7 +248,7 @@ def load_step(checkpoints: Path, step: int) -> Checkpoint:
     found = _newest_first(checkpoints)
     path = next((path for path in found if _step(path) == step), None)
     if path is None:
-        there = ", ".join(str(known) for known in sorted({_step(path) for path in found}))
+        there = ", ".join(map(str, steps_kept(checkpoints)))
         raise RunFolderError(
             f"{checkpoints} has no checkpoint of step {step}: it has those of {there or 'no step'}"
         )

@@ -153,6 +153,11 @@ class RunFolder:
         return self.path / "evaluations"
 
     @property
+    def reference_answers(self) -> Path:
+        """The initial model's answers to the held-out queries, where a measure compares them."""
+        return self.evaluations / "reference.json"
+
+    @property
     def model(self) -> Path:
         """The initial policy as a Hugging Face folder, if this run made it."""
         return self.path / "model"

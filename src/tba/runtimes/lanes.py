@@ -52,7 +52,7 @@ def open_lane(
     reference = load_policy(
         plan.model_folder, config.model, device=torch.device(device), dtype=dtype
     )
-    task = load_task(config.task, policy.tokenizer)
+    task = load_task(config.task, policy.tokenizer, eos_ids=policy.eos_ids)
     with Scorer(task.reward) as scorer:
         tools = SearchTools(
             engine=_engine(plan, policy, reference),

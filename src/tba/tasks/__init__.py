@@ -1,5 +1,6 @@
 """Tasks: what is asked, and how a response is rewarded. Importing this package imports no torch."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tba.config.search import Given
@@ -9,6 +10,7 @@ from tba.config.task import (
     Gsm8kTaskConfig,
     GymTaskConfig,
     MathTaskConfig,
+    PreferenceTaskConfig,
     TaskConfig,
 )
 from tba.tasks.arithmetic import load_arithmetic
@@ -16,6 +18,7 @@ from tba.tasks.base import RewardSpec, Task
 from tba.tasks.custom import load_custom
 from tba.tasks.gym import load_gym
 from tba.tasks.math import load_gsm8k, load_math
+from tba.tasks.preference import load_preference
 from tba.tasks.scoring import Scorer
 
 if TYPE_CHECKING:
@@ -25,14 +28,19 @@ __all__ = ["RewardSpec", "Scorer", "Task", "load_task"]
 
 
 def load_task(
-    config: TaskConfig, tokenizer: "PreTrainedTokenizerBase", *, given: Given = "nothing"
+    config: TaskConfig,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    given: Given = "nothing",
+    eos_ids: Sequence[int] = (),
 ) -> Task:
     """Load the task that the configuration describes, tokenized for one policy.
 
     Args:
         config: The settings of the task.
         tokenizer: The policy's.
-        given: Which answers are wanted of the rows of a custom task; others have theirs anyway.
+        given: Which answers are wanted of the rows of a task from data; others have theirs anyway.
+        eos_ids: The policy's tokens that end a response; by default the tokenizer's own.
 
     Raises:
         UserError: Data, templates, tokenizer or rewards cannot be used; the message says why.
@@ -48,3 +56,7 @@ def load_task(
             return load_gym(config, tokenizer)
         case CustomTaskConfig():
             return load_custom(config, tokenizer, given=given)
+        case PreferenceTaskConfig():
+            own = tokenizer.eos_token_id
+            ends = eos_ids or ([] if own is None else [own])
+            return load_preference(config, tokenizer, given=given, eos_ids=ends)

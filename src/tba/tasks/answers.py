@@ -28,7 +28,7 @@ def read_pairs(rows: Sequence[Row], source: str) -> list[Pair]:
     """
     require_columns(rows, PAIR, source)
     return [
-        Pair(*(_answer(row[name], f"{name} of row {number} of {source}") for name in PAIR))
+        Pair(*(read_answer(row[name], f"{name} of row {number} of {source}") for name in PAIR))
         for number, row in enumerate(rows, start=1)
     ]
 
@@ -64,14 +64,19 @@ def read_some_demonstrations(rows: Sequence[Row], source: str) -> list[str | Non
 def _demonstration(row: Row, where: str) -> str | None:
     for name in DEMONSTRATION:
         if row.get(name) is not None:
-            text = _answer(row[name], f"{name} of {where}")
+            text = read_answer(row[name], f"{name} of {where}")
             if not text.strip():
                 raise DataError(f"{name} of {where} is empty: write an answer or leave the row out")
             return text
     return None
 
 
-def _answer(value: Any, where: str) -> str:
+def read_answer(value: Any, where: str) -> str:
+    """Return the text of one answer.
+
+    Raises:
+        DataError: The value is none; `where` says where it stands.
+    """
     answer = value
     if isinstance(value, list) and all(isinstance(message, dict) for message in value):
         roles = [message.get("role") for message in value]

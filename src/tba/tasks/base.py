@@ -24,6 +24,11 @@ class RewardSpec:
     one."""
     start_timeout_s: float = 60.0
     """Longest time to import and make all functions, in seconds."""
+    missing_eos_penalty: float | None = None
+    """Reward, in the place of what the functions say, of a response that does not end with one of
+    `eos_ids`; None: none."""
+    eos_ids: tuple[int, ...] = ()
+    """The policy's tokens that end a response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,9 @@ class Answered:
     """Decoded responses."""
     scores: Sequence[Score]
     """Their rewards."""
+    reference_texts: Sequence[str] | None = None
+    """How the reference answered the same queries, sampled in the same way; None where it is not
+    known."""
 
 
 class Measure(Protocol):
@@ -84,3 +92,5 @@ class Task:
     """A correct response for each held-out query, of which not all need have one; or None."""
     measures: tuple[Measure, ...] = ()
     """What an evaluation tells besides reward and pass@1."""
+    compares_with_reference: bool = False
+    """Whether the measures want to know how the reference answered."""

@@ -42,7 +42,7 @@ def load_custom(
     shown = read_demonstrations(rows, str(source)) if given == "demonstrations" else None
     numbers: Sequence[int] = range(len(rows))
     if test_rows is None:
-        numbers, held_out = _hold_out(len(rows), config.test_share, str(source))
+        numbers, held_out = hold_out(len(rows), config.test_share, str(source))
         rows, test_rows = [rows[i] for i in numbers], [rows[i] for i in held_out]
     test_source = f"the held-out rows of {source}"
     test_shown = read_some_demonstrations(test_rows, test_source) if shown is not None else None
@@ -54,7 +54,7 @@ def load_custom(
         train=train,
         test=test,
         reward=RewardSpec(
-            functions=tuple(_resolve(name) for name in names),
+            functions=tuple(resolve(name) for name in names),
             weights=config.reward_weights or (1.0,) * len(names),
             timeout_s=config.reward_timeout_s,
         ),
@@ -103,11 +103,14 @@ def _require_picklable(rows: Sequence[Row], source: str) -> None:
                 ) from error
 
 
-def _hold_out(rows: int, share: float, source: str) -> tuple[list[int], list[int]]:
+def hold_out(rows: int, share: float, source: str) -> tuple[list[int], list[int]]:
     """Split off a random share, the same one every time; both parts keep their order.
 
     Returns:
         Positions of the rows to train on, and of those held out.
+
+    Raises:
+        DataError: There is one row only.
     """
     if rows < 2:
         raise DataError(
@@ -118,8 +121,12 @@ def _hold_out(rows: int, share: float, source: str) -> tuple[list[int], list[int
     return [i for i in range(rows) if i not in held_out], sorted(held_out)
 
 
-def _resolve(name: str) -> str:
-    """Return the full name of a reward: a built-in one's, or with its file's absolute path."""
+def resolve(name: str) -> str:
+    """Return the full name of a reward: a built-in one's, or with its file's absolute path.
+
+    Raises:
+        UserCodeError: It is neither built in nor names a source.
+    """
     if ":" not in name:
         if name in BUILT_IN:
             return BUILT_IN[name]

@@ -83,15 +83,25 @@ def make_queries(
 
 
 def tokenize(
-    texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase", *, what: str, special_tokens: bool
+    texts: Sequence[str],
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    what: str,
+    special_tokens: bool,
+    max_length: int | None = None,
 ) -> list[list[int]]:
-    """Return the tokens of each text.
+    """Return the tokens of each text, cut at the tokenizer's truncation side to the given length.
 
     Raises:
         DataError: The tokenizer does not know a character; `what` says what the texts are.
     """
     try:
-        return tokenizer(texts, add_special_tokens=special_tokens)["input_ids"]
+        return tokenizer(
+            texts,
+            add_special_tokens=special_tokens,
+            truncation=max_length is not None,
+            max_length=max_length,
+        )["input_ids"]
     except Exception as error:
         # tokenizers, written in Rust, reports an unknown character by a bare Exception.
         if type(error) is not Exception:

@@ -147,8 +147,11 @@ def _made(function: Callable[..., Any], options: Mapping[str, Any]) -> Callable[
     return function(**options) if options else function
 
 
-def evaluate(functions: Sequence[RewardFunction], request: Request) -> Rewards:
-    """Return the weighted sum of all functions for each response, leaving None out of it."""
+def evaluate(functions: Sequence[RewardFunction], request: Request, spec: RewardSpec) -> Rewards:
+    """Return the weighted sum of all functions for each response, leaving None out of it.
+
+    A response that the policy did not end gets the penalty instead, where there is one.
+    """
     arguments = request.columns | {
         "prompts": request.prompts,
         "completions": [
@@ -157,7 +160,13 @@ def evaluate(functions: Sequence[RewardFunction], request: Request) -> Rewards:
         "completion_ids": [tokens.tolist() for tokens in request.tokens],
     }
     columns = [[_weigh(r, f.weight) for r in f(arguments)] for f in functions]
-    return Rewards([_total(values) for values in zip(*columns, strict=True)])
+    totals = [_total(values) for values in zip(*columns, strict=True)]
+    return Rewards(
+        [
+            _penalised(total, tokens, spec)
+            for total, tokens in zip(totals, request.tokens, strict=True)
+        ]
+    )
 
 
 def main(fd: int) -> None:
@@ -173,14 +182,14 @@ def main(fd: int) -> None:
             pipe.send(functions)
             return
         pipe.send(Rewards([]))
-        _serve(pipe, functions, spec.timeout_s)
+        _serve(pipe, functions, spec)
 
 
-def _serve(pipe: Connection, functions: Sequence[RewardFunction], timeout_s: float) -> None:
+def _serve(pipe: Connection, functions: Sequence[RewardFunction], spec: RewardSpec) -> None:
     while True:
-        work = partial(evaluate, functions, pipe.recv())
+        work = partial(evaluate, functions, pipe.recv(), spec)
         # Should the parent die while a function holds the interpreter lock, the kernel ends us.
-        signal.setitimer(signal.ITIMER_REAL, timeout_s + GRACE_S)
+        signal.setitimer(signal.ITIMER_REAL, spec.timeout_s + GRACE_S)
         reply = _guarded(work)
         signal.setitimer(signal.ITIMER_REAL, 0)
         pipe.send(reply)
@@ -242,6 +251,13 @@ def _weigh(reward: float | None, weight: float) -> float | None:
 def _total(values: Sequence[float | None]) -> float | None:
     applicable = [v for v in values if v is not None]
     return sum(applicable) if applicable else None
+
+
+def _penalised(total: float | None, tokens: Int32, spec: RewardSpec) -> float | None:
+    if spec.missing_eos_penalty is None or total is None:
+        return total
+    ended = len(tokens) > 0 and int(tokens[-1]) in spec.eos_ids
+    return total if ended else spec.missing_eos_penalty
 
 
 async def _wait_for(awaitable: Any) -> Any:
