@@ -71,7 +71,7 @@ def reward_model(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} exists already and is left as it is: name a new folder")
     api.let_idle_threads_sleep()
-    from transformers.utils.logging import disable_progress_bar
+    from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
     from tba.reward_model_training import train_reward_model
 
@@ -79,6 +79,7 @@ def reward_model(
         print(f"tba: {text}", file=sys.stderr)
 
     disable_progress_bar()
+    set_verbosity_error()  # that the new head has no weights yet is no news
     trained = train_reward_model(data, config, out=out, tell=tell)
     table = Table("held-out pairs", "before", "after", title=f"{trained.steps} steps")
     for name in ("accuracy", "loss", "mean", "std"):

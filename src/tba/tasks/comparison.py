@@ -58,6 +58,8 @@ class Comparison:
         out = np.isnan(own)
         if (given := self._given_scores(scorer, answered.queries)) is not None:
             found["win_rate_given"] = win_rate(own, given)
+            has_one = [self._given[query.query_id] is not None for query in answered.queries]
+            out |= np.isnan(given) & has_one
         if answered.reference_texts is not None:
             reference = _scores(scorer, answered.queries, answered.reference_texts)
             found["win_rate_reference"] = win_rate(own, reference)
