@@ -245,6 +245,25 @@ def test_a_checkpoint_made_anew_is_measured_anew(folder, tmp_path):
     assert pareto._kept(tmp_path / "none.json", {"checkpoint": "a"}) is None
 
 
+def test_the_pairs_of_the_rows_train_without_search(folder, monkeypatch, tmp_path):
+    monkeypatch.chdir(folder)
+    settings = {
+        "model.model_name_or_path": folder / "base",
+        "objective.kind": "dpo",
+        "buffer.given": "pairs",
+        "search.searchers": 0,
+        "search.max_completion_length": 9,
+        "trainer.samples_per_query": 2,
+        "trainer.steps": 2,
+    }
+    options = [f"--{name}={value}" for name, value in settings.items()]
+    run = tmp_path / "run"
+    command("train", "task.toml", "--run-dir", run, *by_function(folder), *options)
+    found = evaluations(run)
+    assert sorted(found) == [0, 2]
+    assert "eval_win_rate_given" in found[2]
+
+
 def test_pareto_needs_a_gold_judge(tmp_path):
     config = tiny_config(tmp_path, trainer={"steps": 1})
     train(tmp_path, config)

@@ -7,6 +7,8 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import (
     GPT2Config,
     GPT2ForSequenceClassification,
+    GPTNeoXConfig,
+    GPTNeoXForSequenceClassification,
     LlamaConfig,
     LlamaForSequenceClassification,
     PreTrainedTokenizerFast,
@@ -67,6 +69,16 @@ _FAMILIES = {
     ),
     "gpt2": lambda shared: GPT2ForSequenceClassification(
         GPT2Config(**shared, n_embd=16, n_layer=2, n_head=2, n_positions=48)
+    ),
+    "gpt_neox": lambda shared: GPTNeoXForSequenceClassification(
+        GPTNeoXConfig(
+            **shared,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=48,
+        )
     ),
     "roberta": lambda shared: RobertaForSequenceClassification(
         RobertaConfig(

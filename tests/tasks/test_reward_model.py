@@ -29,7 +29,14 @@ def logits_alone(folder, tokens):
 
 @pytest.mark.parametrize(
     ("family", "pad"),
-    [("llama", PAD), ("llama", EOS), ("llama", None), ("gpt2", None), ("roberta", PAD)],
+    [
+        ("llama", PAD),
+        ("llama", EOS),
+        ("llama", None),
+        ("gpt2", None),
+        ("gpt_neox", PAD),
+        ("roberta", PAD),
+    ],
 )
 def test_rewards_are_those_of_each_text_alone(tmp_path, family, pad):
     folder = tiny_classifier(tmp_path, family, pad=pad)
@@ -48,6 +55,15 @@ def test_a_given_end_is_not_written_twice(tmp_path):
     once, given = RewardModel(folder)(["ab", "ab"], ["c", "c<eos>"])
     assert once == pytest.approx(given)
     assert once == pytest.approx(logits_alone(folder, [*ids("abc"), EOS])[0].item(), abs=1e-5)
+
+
+def test_half_precision_changes_rewards_a_little(tmp_path):
+    folder = tiny_classifier(tmp_path)
+    full, half = (
+        RewardModel(folder, dtype=dtype)(PROMPTS, COMPLETIONS) for dtype in ("float32", "bfloat16")
+    )
+    assert half != full
+    np.testing.assert_allclose(half, full, atol=0.05)
 
 
 def test_a_label_of_several_is_rewarded_by_its_log_probability(tmp_path):
