@@ -69,7 +69,6 @@ def test_a_key_of_another_kind_says_which_kind():
             "--task.kind=gsm",
             'task.kind is "gsm", expected one of arithmetic, gsm8k, math, gym, custom, preference '
             "(did you mean gsm8k?)",
-            "(did you mean gsm8k?)",
         ),
         (
             "--objective.beta.kind=linear_then_cut",
