@@ -251,7 +251,7 @@ def _of_responses(
             task=task,
             tokenizer=policy.tokenizer,
             config=config,
-            policy_version=policy_version,
+            policy_version=version,
             reference=reference,
         )
 
