@@ -95,5 +95,5 @@ def batch_of(found: Sequence[Trajectory]) -> Batch | None:
         query_of_row=np.repeat(np.arange(len(whole)), samples),
         index=np.arange(len(rows)).reshape(len(whole), samples),
         on_policy=np.ones(len(whole), dtype=np.bool_),
-        extras={name: tuple(t.extras[name] for t in rows) for name in rows[0].extras},
+        extras={},  # A3C asks for none
     )

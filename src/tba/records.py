@@ -83,6 +83,8 @@ class Score:
     """The raw reward r(y; x); NaN unless the outcome is OK."""
     detail: str = ""
     """For ERROR and TIMEOUT: what happened, in one line."""
+    extras: Mapping[str, Float32] = field(default_factory=dict, compare=False)
+    """What the reward functions told besides, by name: numbers, shape [number]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,8 @@ class Trajectory:
     temperature: float
     """Sampling temperature."""
     extras: Mapping[str, Float32] = field(default_factory=dict)
-    """What the objective needs besides, by its name (`tba.annotations`); each of shape [token]."""
+    """What the objective needs besides, by its name (`tba.annotations`), each of shape [token]; and
+    what the reward functions told besides."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,7 +228,7 @@ class Searcher:
                 ticket=ticket,
                 searcher=self._seat.lane,
                 temperature=self._sampling.temperature,
-                extras=extras[row],
+                extras={**scores[row].extras, **extras[row]},
             )
             for row, (query, response) in enumerate(flat)
         ]

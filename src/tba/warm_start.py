@@ -30,19 +30,28 @@ _WARMUP_SHARE = 10
 def warm_start(policy: Policy, rows: Sequence[tuple[Int32, str]], config: Config) -> float:
     """Train the policy in place on (prompt tokens, demonstration) pairs; return the last loss.
 
-    The loss is the cross-entropy of the demonstration tokens and the end-of-sequence token, each
-    with the same weight, as a mean over the last ten steps. The order of the rows depends on the
-    seed alone.
+    An end-of-sequence token follows each demonstration; the rest is as in `fine_tune`.
+    """
+    answers = [answer.tokens for answer in tokenize_answers([text for _, text in rows], policy)]
+    return fine_tune(policy, [prompt for prompt, _ in rows], answers, config)
+
+
+def fine_tune(
+    policy: Policy, prompts: Sequence[Int32], answers: Sequence[Int32], config: Config
+) -> float:
+    """Train the policy in place on answers to prompts, as tokens; return the last loss.
+
+    The settings are those of the section `warm_start`. The loss is the cross-entropy of the
+    answers' tokens, each with the same weight, as a mean over the last ten steps. The order of the
+    rows depends on the seed alone.
     """
     settings = config.warm_start
     if settings.steps == 0:
         return math.nan
-    prompts = [prompt for prompt, _ in rows]
-    answers = [answer.tokens for answer in tokenize_answers([text for _, text in rows], policy)]
     update = PolicyUpdate(policy.model, _supervised(config), policy.eos_ids)
     losses: deque[float] = deque(maxlen=_STEPS_IN_MEAN)
     generator = torch.Generator().manual_seed(config.seed)
-    draws = _batches(len(rows), settings.batch_size, generator)
+    draws = _batches(len(answers), settings.batch_size, generator)
     for step, chosen in zip(range(settings.steps), draws, strict=False):
         batch = supervised_batch([prompts[i] for i in chosen], [answers[i] for i in chosen])
         losses.append(update.step(batch, step).metrics["loss"])

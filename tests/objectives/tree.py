@@ -45,9 +45,11 @@ class Tree:
         """Log-probability of the end token before each token, 0 at padding; [response, token]."""
         return torch.where(self.mask, logits.log_softmax(dim=-1)[self.state, -1], 0.0)
 
-    def posterior(self, ref_logits: Tensor, reward: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-        """Return log pi* of each response and log Z, from equation (2)."""
-        log_joint = self.log_pi(ref_logits).sum(dim=-1) + reward / beta
+    def posterior(
+        self, ref_logits: Tensor, reward: Tensor, beta: float, weight: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """Return log pi* of each response and log Z, from equation (2), ref to the weight."""
+        log_joint = weight * self.log_pi(ref_logits).sum(dim=-1) + reward / beta
         log_z = log_joint.logsumexp(dim=0)
         return log_joint - log_z, log_z
 

@@ -102,6 +102,9 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 def pid(completions):
     return [os.getpid()] * len(completions)
+
+def telling(completions):
+    return [{"score": len(c), "halves": [len(c) / 2] * 2, "one": True} for c in completions]
 """
 
 
@@ -189,6 +192,16 @@ def test_compute_score_of_verl_is_called_for_each_response(spec_of):
     assert rewards(scores) == [1.0, 0.0], scores
 
 
+def test_numbers_that_a_function_tells_besides_the_score_come_along(spec_of):
+    with Scorer(spec_of("telling", "length")) as scorer:
+        short, long = score(scorer, ["a", "abc"])
+    assert rewards([short, long]) == [2.0, 6.0]
+    assert {name: values.tolist() for name, values in long.extras.items()} == {
+        "halves": [1.5, 1.5],
+        "one": [1.0],
+    }
+
+
 def test_printing_reward_breaks_nothing(spec_of, capfd):
     with Scorer(spec_of("talkative")) as scorer:
         assert rewards(score(scorer, ["a", "b"])) == [1.0, 1.0]
@@ -258,6 +271,8 @@ def test_child_that_closes_its_pipe_is_replaced(spec_of):
         ("none", "returned a NoneType, expected a list"),
         ("number", "returned a float, expected a list"),
         ("array", "returned a ndarray, expected a list"),
+        ("dict", r"returned a dict without score \(length\), expected score in it"),
+        ("told", "told .*because.* besides score, expected numbers or lists of them"),
     ],
 )
 def test_breach_of_contract_names_function_and_value(spec_of, kind, message):

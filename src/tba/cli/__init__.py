@@ -1,4 +1,4 @@
-"""The command line: `tba train`, `sft`, `reward-model`, `eval`, `pareto`, `plan` and so on.
+"""The command line: `tba train`, `sft`, `reward-model`, `eval`, `pareto`, `smooth`, `plan` and so on.
 
 Whatever the user got wrong ends in one sentence on stderr and exit code 2; a run that could not go
 on, in one sentence and exit code 1; Ctrl-C, in 130 after the run has closed. Torch is imported
@@ -13,6 +13,7 @@ from tba.cli import (  # each registers its command
     plan,
     reward_model,
     sft,
+    smooth,
     train,
 )
 from tba.cli.app import app
@@ -27,6 +28,7 @@ __all__ = [
     "plan",
     "reward_model",
     "sft",
+    "smooth",
     "train",
 ]
 

@@ -35,6 +35,7 @@ from tba.config.task import (
     GymTaskConfig,
     MathTaskConfig,
     PreferenceTaskConfig,
+    RedteamTaskConfig,
     TaskConfig,
 )
 from tba.config.training import TrainerConfig
@@ -56,6 +57,7 @@ __all__ = [
     "ModelConfig",
     "ObjectiveConfig",
     "PreferenceTaskConfig",
+    "RedteamTaskConfig",
     "RuntimeConfig",
     "SearchConfig",
     "Section",

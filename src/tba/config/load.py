@@ -29,6 +29,10 @@ Tree = dict[str, Any]
 
 PATHS = ("train_file", "test_file", "file")
 """Settings of a task that name files."""
+MODELS = ("reward_model", "judge", "victim", "classifier", "embedder")
+"""Settings of a task that name models."""
+SCHEDULES = ("beta", "reference_weight")
+"""Settings of an objective that change over the run."""
 _BARE_POINT = re.compile(r"[+-]?(\.\d+|\d+\.)([eE][+-]?\d+)?")
 """Numbers that TOML does not know: `.5` and `5.`."""
 
@@ -48,7 +52,8 @@ def load_config(sources: Sequence[str | Config | Tree], overrides: Sequence[str]
     for layer in [*map(_read, sources), _parse_overrides(overrides)]:
         tree = _merge(tree, layer)
         _fill_kinds(tree)
-        _expand_beta(tree)
+        for name in SCHEDULES:
+            _expand_schedule(tree, name)
     _make_paths_absolute(tree)
     try:
         # Strict JSON takes text for a path and a list for a tuple, but neither "10" nor true as 10.
@@ -122,14 +127,14 @@ def _fill_kinds(tree: Tree) -> None:
             node.setdefault("kind", tomllib.loads(f"v = {setting.default}")["v"])
 
 
-def _expand_beta(tree: Tree) -> None:
-    """Take a number where a schedule of beta may stand for a constant one."""
+def _expand_schedule(tree: Tree, name: str) -> None:
+    """Take a number where a schedule of the objective may stand for a constant one."""
     objective = tree.get("objective")
-    beta = objective.get("beta") if isinstance(objective, dict) else None
-    if not isinstance(objective, dict) or type(beta) not in (int, float):
+    value = objective.get(name) if isinstance(objective, dict) else None
+    if not isinstance(objective, dict) or type(value) not in (int, float):
         return
-    expanded = {**objective, "beta": {"kind": "constant", "value": beta}}
-    wanted = (setting for setting in describe() if setting.name == "objective.beta.value")
+    expanded = {**objective, name: {"kind": "constant", "value": value}}
+    wanted = (setting for setting in describe() if setting.name == f"objective.{name}.value")
     if any(setting.holds({"objective": expanded}) for setting in wanted):
         tree["objective"] = expanded
 
@@ -141,23 +146,23 @@ def _make_paths_absolute(tree: Tree) -> None:
         task |= {key: _absolute(task[key]) for key in PATHS if isinstance(task.get(key), str)}
         if isinstance(task.get("reward"), list):
             task["reward"] = [_absolute_reference(name) for name in task["reward"]]
-        for key in ("reward_model", "judge"):
-            if key in task:
-                task[key] = _absolute_reference(_absolute_folder(task[key]))
+        task |= {key: _absolute_model(task[key]) for key in MODELS if key in task}
     objective = tree.get("objective")
     if isinstance(objective, dict) and "function" in objective:
         objective["function"] = _absolute_reference(objective["function"])
     if isinstance(model, dict) and "model_name_or_path" in model:
-        model["model_name_or_path"] = _absolute_folder(model["model_name_or_path"])
+        model["model_name_or_path"] = _absolute_model(model["model_name_or_path"])
 
 
 def _absolute(path: str) -> str:
     return str(_expanded(path).absolute())
 
 
-def _absolute_folder(name: object) -> object:
-    """Write out a folder that exists; another name may be one on the hub."""
-    return _absolute(name) if isinstance(name, str) and _expanded(name).is_dir() else name
+def _absolute_model(name: object) -> object:
+    """Write out the folder of a model, or the file of a function that stands in its place."""
+    if isinstance(name, str) and _expanded(name).is_dir():
+        return _absolute(name)
+    return _absolute_reference(name)
 
 
 def _expanded(path: str) -> Path:

@@ -235,6 +235,76 @@ class PreferenceTaskConfig(TaskBase):
                 f"task.scored_text is {self.scored_text!r}, but the only placeholders are "
                 "{prompt} and {completion}: write other braces double"
             ) from error
+class RedteamTaskConfig(TaskBase):
+    """Attacks on a victim of one's own: prompts whose answers a classifier finds harmful.
+
+    The policy writes an attack, the victim answers it several times, the reward is the mean
+    log-probability of harm that the classifier gives the answers.
+    """
+
+    kind: Literal["redteam"] = "redteam"
+    """Task kind."""
+    attack_prompt: str | None = None
+    """The one text that every attack continues."""
+    train_file: Path | None = None
+    """Several of them instead: json, jsonl, csv or parquet with a prompt column."""
+    victim: str
+    """Folder or hub name of the causal language model that is tested."""
+    victim_template: str = "{attack}"
+    """What the victim is asked; {attack} stands for the attack, white space around it aside."""
+    victim_chat: bool = False
+    """Renders that as a user message through the victim's chat template."""
+    victim_samples: PositiveInt = 5
+    """Answers sampled to each attack."""
+    victim_max_tokens: PositiveInt = 30
+    """Longest answer in tokens."""
+    victim_temperature: PositiveFloat = 0.7
+    """Divides the victim's logits."""
+    victim_batch: PositiveInt = 64
+    """Attacks answered at a time."""
+    classifier: str
+    """What finds answers harmful: folder or hub name of a sequence classifier, or of a causal model
+    that judges a chat by its first word (Llama Guard); or a function from texts to probabilities,
+    `package.module:function` or `file.py:function`."""
+    classifier_label: str | None = None
+    """The classifier's label for harm, or the first word by which a causal one says so; not
+    needed with a function or a single label."""
+    classifier_opening: str = ""
+    """How the judgement of a causal classifier begins, before its first word."""
+    min_length: PositiveInt = 5
+    """Attacks of fewer tokens, the end-of-sequence token included, get the lowest reward, and the
+    victim is not asked."""
+    min_probability: float = Field(default=1e-8, gt=0, lt=1)
+    """Smaller probabilities count as this one, whose logarithm is the lowest reward."""
+    embedder: str | None = None
+    """Folder or hub name of a sentence encoder (mean pooling), such as all-MiniLM-L6-v2; with one
+    an evaluation tells the diversity of the attacks."""
+    scoring_device: str = "auto"
+    """Where victim, classifier and encoder are: auto, cpu, cuda or cuda:N."""
+    scoring_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of victim and classifier."""
+    reward_timeout_s: PositiveFloat = 600.0
+    """Longest time for the attacks of one search batch, in seconds; then scoring starts anew."""
+    loading_timeout_s: PositiveFloat = 600.0
+    """Longest time to load victim and classifier, in seconds."""
+
+    @model_validator(mode="after")
+    def _one_source_of_prompts(self) -> Self:
+        if (self.attack_prompt is None) == (self.train_file is None):
+            raise ValueError(
+                "attacks continue either task.attack_prompt or the prompts of task.train_file: set "
+                "exactly one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_victim_sees_the_attack(self) -> Self:
+        fields = [name for _, name, *_ in Formatter().parse(self.victim_template)]
+        if [name for name in fields if name is not None] != ["attack"]:
+            raise ValueError(
+                f"task.victim_template is {self.victim_template!r}, expected a text with "
+                "{attack} in it once, and no other placeholder: write other braces double"
+            )
         return self
 
 
@@ -244,6 +314,7 @@ TaskConfig = Annotated[
     | MathTaskConfig
     | GymTaskConfig
     | CustomTaskConfig
-    | PreferenceTaskConfig,
+    | PreferenceTaskConfig
+    | RedteamTaskConfig,
     Field(discriminator="kind"),
 ]

@@ -56,9 +56,19 @@ class TorchEngine:
         self, queries: Sequence[Query], sampling: Sampling, generator: torch.Generator
     ) -> list[list[Response]]:
         """Sample `samples_per_query` responses for each query, in the order of the queries."""
-        count, samples = len(queries), sampling.samples_per_query
-        shape = (count * samples, sampling.max_completion_length)
+        shape = (len(queries) * sampling.samples_per_query, sampling.max_completion_length)
         uniform = torch.rand(shape, generator=generator, device=generator.device)
+        return self.generate_with(queries, sampling, uniform)
+
+    @torch.inference_mode()
+    def generate_with(
+        self, queries: Sequence[Query], sampling: Sampling, uniform: Float[Tensor, "row token"]
+    ) -> list[list[Response]]:
+        """Sample with given random numbers from [0, 1): a row of them a response, query by query.
+
+        So a response need not depend on which other queries are asked with its own.
+        """
+        samples, shape = sampling.samples_per_query, tuple(uniform.shape)
         uniform = uniform.to(self._model.device)  # [row, token]
         out = _Output(
             tokens=torch.zeros(shape, dtype=torch.long, device=uniform.device),

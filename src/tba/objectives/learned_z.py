@@ -28,7 +28,7 @@ from torch import Tensor
 
 from tba.objectives.base import ObjectiveOutput
 from tba.objectives.masked import log_ratio
-from tba.objectives.squared import centred, squared_loss, squared_output
+from tba.objectives.squared import centred, squared_loss, squared_output, weighted_log_ratio
 
 
 def tb_learned_z(
@@ -39,6 +39,7 @@ def tb_learned_z(
     log_z: Float[Tensor, "query"],
     *,
     beta: float,
+    reference_weight: float = 1.0,
 ) -> ObjectiveOutput:
     """Return trajectory balance (3) with a learned log Z, times beta / 2.
 
@@ -49,10 +50,12 @@ def tb_learned_z(
         reward: Raw rewards; a constant c added to them moves the best log Z by c / beta.
         log_z: Learned log Z of each query, in nats; its gradient is -mean_j A_ij / queries.
         beta: Strength of the KL term.
+        reference_weight: Exponent of the reference in the posterior, as in `trajectory_balance`.
     """
     kl = log_ratio(log_pi, log_ref, mask).sum(dim=-1)  # [query, sample]
     reward = reward.detach().to(kl.dtype)
-    advantage = (reward - beta * log_z.to(kl.dtype).unsqueeze(1)) - beta * kl
+    k_w = weighted_log_ratio(kl, log_ref, mask, reference_weight)
+    advantage = (reward - beta * log_z.to(kl.dtype).unsqueeze(1)) - beta * k_w
     return squared_output(squared_loss(advantage, beta=beta), advantage, reward, kl, log_z)
 
 

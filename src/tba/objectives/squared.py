@@ -12,10 +12,11 @@ There is no importance ratio. If V may be beta log Z(x), the loss is zero at the
 anchor(y|x) exp(r / beta) / Z(x), and there alone, whichever policy the samples come from.
 """
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tba.objectives.base import ObjectiveOutput
+from tba.objectives.masked import at_responses
 from tba.objectives.metrics import reward_metrics
 
 
@@ -27,6 +28,18 @@ def centred(values: Float[Tensor, "query sample"]) -> Float[Tensor, "query sampl
 def squared_loss(advantage: Float[Tensor, "query sample"], *, beta: float) -> Float[Tensor, ""]:
     """Return mean(A^2) / (2 beta), in which nothing of the size of 1 / beta^2 occurs."""
     return advantage.square().mean() / (2 * beta)
+
+
+def weighted_log_ratio(
+    kl: Float[Tensor, "query sample"],
+    log_ref: Float[Tensor, "query sample token"],
+    mask: Bool[Tensor, "query sample token"],
+    weight: float,
+) -> Float[Tensor, "query sample"]:
+    """Return log pi - weight log ref of each response, from kl = log pi - log ref."""
+    if weight == 1:
+        return kl
+    return kl + (1 - weight) * at_responses(log_ref.detach(), mask).sum(dim=-1)
 
 
 def squared_output(

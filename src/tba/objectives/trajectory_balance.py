@@ -14,6 +14,9 @@ the advantage A_ij = (r_ij - mean_j r_ij) - beta (k_ij - mean_j k_ij), k = log p
 learning rate and gradient clipping keep their meaning while beta moves. The residual of (5) is
 -A / beta, so the loss is computed as mean(A^2) / (2 beta), in which nothing of the size of
 1 / beta^2 occurs.
+
+With a weight w of the reference, log ref is w log ref throughout, and the posterior is
+ref(y|x)^w exp(r / beta) / Z: the tempered prior of red-teaming (`docs/redteam.md`).
 """
 
 from jaxtyping import Bool, Float
@@ -21,7 +24,7 @@ from torch import Tensor
 
 from tba.objectives.base import ObjectiveOutput
 from tba.objectives.masked import log_ratio
-from tba.objectives.squared import centred, squared_loss, squared_output
+from tba.objectives.squared import centred, squared_loss, squared_output, weighted_log_ratio
 
 
 def trajectory_balance(
@@ -31,6 +34,7 @@ def trajectory_balance(
     reward: Float[Tensor, "query sample"],
     *,
     beta: float,
+    reference_weight: float = 1.0,
 ) -> ObjectiveOutput:
     """Return (beta / 2) times the TBA loss (5); gradient flows through `log_pi` alone.
 
@@ -40,9 +44,11 @@ def trajectory_balance(
         mask: True at response tokens, false at padding, whose values are ignored.
         reward: Raw rewards; a constant added to all rewards of a query changes nothing.
         beta: Strength of the KL term.
+        reference_weight: w, the exponent of the reference in the posterior.
     """
     kl = log_ratio(log_pi, log_ref, mask).sum(dim=-1)  # k_ij, [query, sample]
     reward = reward.detach().to(kl.dtype)
-    advantage = centred(reward) - beta * centred(kl)  # -beta times the residual of (5)
+    k_w = weighted_log_ratio(kl, log_ref, mask, reference_weight)
+    advantage = centred(reward) - beta * centred(k_w)  # -beta times the residual of (5)
     loss = squared_loss(advantage, beta=beta)
-    return squared_output(loss, advantage, reward, kl, log_z=reward / beta - kl)
+    return squared_output(loss, advantage, reward, kl, log_z=reward / beta - k_w)

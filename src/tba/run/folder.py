@@ -7,6 +7,7 @@
     checkpoints/       the newest checkpoints
     evaluations/       what evaluations during the run came to, one file a checkpoint
     model/             the initial policy, which is the reference, when it was built or warm-started
+    smoothed/          what `tba smooth` made of it
     logs/              one file a process
     tba.lock           marks a run folder; the live run holds a lock on it
 
@@ -42,6 +43,7 @@ _MADE = (
     "model.unfinished",
     "logs/*.log",
     "evaluations/*.json",
+    "smoothed*",
 )
 _REPLACED = "tba.replaced"
 """Where `clean` puts an older run until the new one has begun."""

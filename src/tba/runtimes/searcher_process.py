@@ -126,6 +126,7 @@ def _settle(seat: SearcherSeat) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the trainer decides
     disable_progress_bar()
     torch.set_num_threads(seat.threads)
+    os.environ["OMP_NUM_THREADS"] = str(seat.threads)  # for a scoring process with models
     threading.Thread(target=_end_with_parent, name="end-with-trainer", daemon=True).start()
 
 

@@ -11,6 +11,7 @@ from tba.config.task import (
     GymTaskConfig,
     MathTaskConfig,
     PreferenceTaskConfig,
+    RedteamTaskConfig,
     TaskConfig,
 )
 from tba.tasks.arithmetic import load_arithmetic
@@ -19,6 +20,7 @@ from tba.tasks.custom import load_custom
 from tba.tasks.gym import load_gym
 from tba.tasks.math import load_gsm8k, load_math
 from tba.tasks.preference import load_preference
+from tba.tasks.redteam import load_redteam
 from tba.tasks.scoring import Scorer
 
 if TYPE_CHECKING:
@@ -60,3 +62,5 @@ def load_task(
             own = tokenizer.eos_token_id
             ends = eos_ids or ([] if own is None else [own])
             return load_preference(config, tokenizer, given=given, eos_ids=ends)
+        case RedteamTaskConfig():
+            return load_redteam(config, tokenizer)

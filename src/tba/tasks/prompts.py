@@ -58,7 +58,7 @@ def make_queries(
             "task.system_prompt is set, but prompts are plain text: set task.chat to true"
         )
     texts = (
-        _render([r["prompt"] for r in rows], config, tokenizer)
+        render([r["prompt"] for r in rows], tokenizer, system_prompt=config.system_prompt)
         if chat
         else [r["prompt"] for r in rows]
     )
@@ -140,19 +140,23 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def _render(
-    prompts: Sequence[Any], config: TaskBase, tokenizer: "PreTrainedTokenizerBase"
+def render(
+    prompts: Sequence[Any],
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    system_prompt: str | None = None,
 ) -> list[str]:
+    """Render texts, or lists of messages, through a tokenizer's chat template.
+
+    Raises:
+        ModelError: It has none, or the template refuses a prompt.
+    """
     if tokenizer.chat_template is None:
         raise ModelError(
             "the tokenizer has no chat template, but the task asks for chat prompts: use an "
             "instruction-tuned model, or set task.chat to false and give prompts as text"
         )
-    system = (
-        []
-        if config.system_prompt is None
-        else [{"role": "system", "content": config.system_prompt}]
-    )
+    system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
     chats = [
         system + ([{"role": "user", "content": p}] if isinstance(p, str) else p) for p in prompts
     ]

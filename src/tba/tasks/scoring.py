@@ -16,14 +16,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
 from tba.errors import UserCodeError
-from tba.records import Int32, Outcome, Query, Score
+from tba.records import Float32, Int32, Outcome, Query, Score
 from tba.tasks.base import RewardSpec
 from tba.tasks.scoring_child import Raised, Refused, Reply, Request, Rewards
 
@@ -77,7 +77,7 @@ class Scorer:
             return []
         reply = self._call(_request(queries, texts, tokens))
         if isinstance(reply, Rewards):
-            return [_score(value) for value in reply.values]
+            return list(map(_score, reply.values, reply.extras))
         if len(texts) == 1:
             return [_failure(reply)]
         scores: list[Score] = []
@@ -182,10 +182,10 @@ def _request(queries: Sequence[Query], texts: Sequence[str], tokens: Sequence[In
     return Request(prompts, list(texts), list(tokens), columns)
 
 
-def _score(value: float | None) -> Score:
+def _score(value: float | None, extras: Mapping[str, Float32]) -> Score:
     if value is None:
         return Score(Outcome.NOT_APPLICABLE, float("nan"))
-    return Score(Outcome.OK, value)
+    return Score(Outcome.OK, value, extras=extras)
 
 
 def _failure(reply: Raised | _Lost) -> Score:

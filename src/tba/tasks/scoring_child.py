@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tba.errors import UserCodeError
-from tba.records import Int32
+from tba.records import Float32, Int32
 from tba.references import describe, load_function
 from tba.tasks.base import RewardSpec
 from tba.tasks.rewards import text_of
@@ -53,6 +53,8 @@ class Rewards:
 
     values: list[float | None]
     """One weighted sum for each response; None where no function applies."""
+    extras: list[dict[str, Float32]]
+    """What the functions told of each response besides, by name; each of shape [number]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,16 @@ Reply = Rewards | Raised | Refused
 
 
 @dataclass(frozen=True, slots=True)
+class Graded:
+    """What one function says of one response."""
+
+    reward: float | None
+    """Its reward, without the function's weight; None where the function does not apply."""
+    extras: Mapping[str, Float32]
+    """What it tells besides."""
+
+
+@dataclass(frozen=True, slots=True)
 class RewardFunction:
     """A loaded reward function and its weight."""
 
@@ -85,12 +97,12 @@ class RewardFunction:
     weight: float
     """Its weight in the sum."""
 
-    def __call__(self, arguments: Mapping[str, Any]) -> list[float | None]:
+    def __call__(self, arguments: Mapping[str, Any]) -> list[Graded]:
         """Call the function with those of the arguments that it accepts, and check its rewards.
 
         Raises:
             UserCodeError: It needs a parameter that is not there, or did not return a list with one
-                finite number or None for each response.
+                finite number, None or dict with `score` for each response.
         """
         expected = len(arguments["completions"])
         own = {name: list(v) if isinstance(v, list) else v for name, v in arguments.items()}
@@ -103,7 +115,7 @@ class RewardFunction:
             raise self._breach(
                 f"returned {len(rewards)} rewards", f"{expected}, one for each response"
             )
-        return [self._checked(value) for value in rewards]
+        return [self._graded(value) for value in rewards]
 
     def _accepted(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         parameters = inspect.signature(self.function).parameters.values()
@@ -119,6 +131,21 @@ class RewardFunction:
                     f"{', '.join(sorted(arguments))}: name a column or give a default"
                 )
         return accepted
+
+    def _graded(self, value: Any) -> Graded:
+        """Read one reward; of a dict `score` is the reward and the rest numbers told besides."""
+        if not isinstance(value, Mapping):
+            return Graded(self._checked(value), {})
+        if "score" not in value:
+            raise self._breach(f"returned a dict without score ({', '.join(value)})", "score in it")
+        told = {name: own for name, own in value.items() if name != "score"}
+        try:
+            extras = {name: np.atleast_1d(np.asarray(v, np.float32)) for name, v in told.items()}
+        except (TypeError, ValueError) as error:
+            raise self._breach(
+                f"told {told!r:.80} besides score", "numbers or lists of them"
+            ) from error
+        return Graded(self._checked(value["score"]), extras)
 
     def _checked(self, value: Any) -> float | None:
         if value is None:
@@ -159,13 +186,15 @@ def evaluate(functions: Sequence[RewardFunction], request: Request, spec: Reward
         ],
         "completion_ids": [tokens.tolist() for tokens in request.tokens],
     }
-    columns = [[_weigh(r, f.weight) for r in f(arguments)] for f in functions]
-    totals = [_total(values) for values in zip(*columns, strict=True)]
+    columns = [[(_weigh(g.reward, f.weight), g.extras) for g in f(arguments)] for f in functions]
+    rows = list(zip(*columns, strict=True))  # [function, response] -> [response, function]
+    totals = [_total([reward for reward, _ in row]) for row in rows]
     return Rewards(
-        [
+        values=[
             _penalised(total, tokens, spec)
             for total, tokens in zip(totals, request.tokens, strict=True)
-        ]
+        ],
+        extras=[{k: v for _, extras in row for k, v in extras.items()} for row in rows],
     )
 
 
@@ -181,7 +210,7 @@ def main(fd: int) -> None:
         if not isinstance(functions, list):
             pipe.send(functions)
             return
-        pipe.send(Rewards([]))
+        pipe.send(Rewards([], []))
         _serve(pipe, functions, spec)
 
 

@@ -6,6 +6,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from tba.config.base import Section
 from tba.config.objectives.beta import BetaConfig, ConstantBeta
+from tba.config.objectives.weight import ConstantWeight, WeightConfig
 
 
 class TrajectoryBalanceConfig(Section):
@@ -15,6 +16,8 @@ class TrajectoryBalanceConfig(Section):
     """Objective kind."""
     beta: BetaConfig = ConstantBeta()
     """Strength of the KL term over the run."""
+    reference_weight: WeightConfig = ConstantWeight()
+    """Exponent of the reference in the posterior over the run; other than 1 in red-teaming."""
 
 
 class TrajectoryBalancePrimeConfig(Section):
@@ -46,6 +49,8 @@ class LearnedZConfig(Section):
     """Objective kind."""
     beta: BetaConfig = ConstantBeta()
     """Strength of the KL term over the run."""
+    reference_weight: WeightConfig = ConstantWeight()
+    """Exponent of the reference in the posterior over the run; other than 1 in red-teaming."""
 
 
 class DROConfig(Section):

@@ -1,0 +1,129 @@
+"""Classifiers that say how probable it is that an answer is harmful, in the scoring process.
+
+sequence classifier   the probability of `label`: softmax over the labels, or sigmoid where the
+                      model has one label or says that several may hold at once
+causal model          reads a chat of attack and answer through its chat template, then
+                      `opening`; the probability that `label` begins its judgement (Llama Guard)
+function              of one's own, from texts to probabilities; it is given the `attacks`, too,
+                      if it has a parameter of that name
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+from tba.config.model import ModelConfig
+from tba.errors import UserCodeError
+from tba.policy.loading import Policy, load_policy
+from tba.references import load_function
+from tba.tasks.prompts import tokenize
+
+Classifier = Callable[[Sequence[str], Sequence[str]], list[float]]
+"""Takes attacks and answers, aligned, and returns the probability of harm in each answer."""
+
+BATCH = 64
+"""Answers classified at a time."""
+
+
+def load_classifier(
+    reference: str, label: str | None, opening: str, *, device: torch.device, dtype: torch.dtype
+) -> Classifier:
+    """Load what `task.classifier` names.
+
+    Raises:
+        UserError: It cannot be loaded, or has no such label.
+    """
+    if ":" in reference:
+        return partial(_by_function, load_function(reference, role="classifier"), reference)
+    try:
+        config = AutoConfig.from_pretrained(reference)
+    except (OSError, ValueError) as error:
+        raise UserCodeError(
+            f"task.classifier {reference} cannot be loaded ({str(error).splitlines()[0]}): give a "
+            "folder or hub name, or a function as file.py:function"
+        ) from error
+    if any(name.endswith("ForCausalLM") for name in config.architectures or ()):
+        return _causal(reference, label, opening, device, dtype)
+    model = AutoModelForSequenceClassification.from_pretrained(reference, dtype=dtype)
+    tokenizer = AutoTokenizer.from_pretrained(reference, padding_side="right")
+    at = _label_id(reference, label, model.config.id2label)
+    return partial(_by_labels, model.to(device).eval(), tokenizer, at)
+
+
+def _label_id(reference: str, label: str | None, names: dict[int, str]) -> int:
+    """Return the number of the label for harm."""
+    if label is None and len(names) == 1:
+        return next(iter(names))
+    for number, name in names.items():
+        if name == label:
+            return number
+    raise UserCodeError(
+        f"task.classifier_label is {label!r}, but {reference} has the labels "
+        f"{', '.join(names.values())}: name the one that means harm"
+    )
+
+
+@torch.inference_mode()
+def _by_labels(
+    model: Any, tokenizer: Any, label: int, attacks: Sequence[str], answers: Sequence[str]
+) -> list[float]:
+    del attacks  # the answer alone is judged, as in Lee et al.
+    several = (
+        model.config.problem_type == "multi_label_classification" or len(model.config.id2label) == 1
+    )
+    found: list[float] = []
+    for first in range(0, len(answers), BATCH):
+        texts = list(answers[first : first + BATCH])
+        inputs = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+        logits = model(**inputs.to(model.device)).logits.float()  # [text, label]
+        probabilities = logits.sigmoid() if several else logits.softmax(-1)
+        found += probabilities[:, label].tolist()
+    return found
+
+
+def _causal(
+    reference: str, label: str | None, opening: str, device: torch.device, dtype: torch.dtype
+) -> Classifier:
+    judge = load_policy(reference, ModelConfig(), device=device, dtype=dtype)
+    words = judge.tokenizer(label or "", add_special_tokens=False)["input_ids"]
+    if not words:
+        raise UserCodeError(
+            f"task.classifier {reference} is a causal model, but task.classifier_label is "
+            f"{label!r}: name the word by which it calls an answer harmful, such as unsafe"
+        )
+    return partial(_by_first_word, judge, words[0], opening)
+
+
+@torch.inference_mode()
+def _by_first_word(
+    judge: Policy, word: int, opening: str, attacks: Sequence[str], answers: Sequence[str]
+) -> list[float]:
+    chats = [
+        [{"role": "user", "content": attack}, {"role": "assistant", "content": answer}]
+        for attack, answer in zip(attacks, answers, strict=True)
+    ]
+    found: list[float] = []
+    for chat in chats:
+        text = judge.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        (ids,) = tokenize([text + opening], judge.tokenizer, what="an answer", special_tokens=False)
+        logits = judge.model(torch.tensor([ids], device=judge.model.device)).logits[0, -1]
+        found.append(float(logits.float().softmax(-1)[word]))
+    return found
+
+
+def _by_function(
+    function: Callable[..., Any], name: str, attacks: Sequence[str], answers: Sequence[str]
+) -> list[float]:
+    takes_attacks = "attacks" in inspect.signature(function).parameters
+    more = {"attacks": list(attacks)} if takes_attacks else {}
+    found = list(function(list(answers), **more))
+    if len(found) != len(answers) or not all(0 <= p <= 1 for p in found):
+        raise UserCodeError(
+            f"classifier {name} returned {found!r:.80} for {len(answers)} texts, expected a "
+            "probability, 0 to 1, for each"
+        )
+    return [float(p) for p in found]
