@@ -296,10 +296,11 @@ class BufferMachine(RuleBasedStateMachine):
     """
 
     capacity = 4
+    evict = "oldest"
 
     def __init__(self):
         super().__init__()
-        self.buffer = ReplayBuffer(self.capacity)
+        self.buffer = ReplayBuffer(self.capacity, evict=self.evict)
         self.model = {}
         self.batches = []
 
@@ -335,7 +336,9 @@ class BufferMachine(RuleBasedStateMachine):
                 replaced += before - len(samples)
                 samples.append([tokens, reward, version, 0, found[q, tokens, version]])
         for samples in self.model.values():
-            del samples[: -self.capacity]
+            while len(samples) > self.capacity:
+                worst = min(samples, key=lambda s: s[1])  # of equal ones the first, the oldest
+                samples.remove(samples[0] if self.evict == "oldest" else worst)
         usable = sum(row[-1] for row in rows)
         assert self.buffer.add(batch) == AddResult(usable - replaced, replaced, len(rows) - usable)
 
@@ -360,7 +363,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule()
     def rebuild(self):
-        rebuilt = ReplayBuffer(self.capacity)
+        rebuilt = ReplayBuffer(self.capacity, evict=self.evict)
         for batch in self.batches:
             rebuilt.add(batch)
         rebuilt.load_state(self.buffer.state())
@@ -383,5 +386,13 @@ class BufferMachine(RuleBasedStateMachine):
             assert [list(s) for s in zip(*columns, strict=True)] == self.model[q]
 
 
+class EvictingTheLowest(BufferMachine):
+    """The same with eviction of the lowest reward."""
+
+    evict = "lowest"
+
+
 TestBufferMachine = BufferMachine.TestCase
 TestBufferMachine.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestEvictingTheLowest = EvictingTheLowest.TestCase
+TestEvictingTheLowest.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)

@@ -12,7 +12,7 @@ rebuilds it exactly; `state` holds the rest (uses, refreshed reference log-proba
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +20,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tba.columns import Growing, last_of_each, occurrences, places_among, ranges
+from tba.config.search import BufferConfig
+from tba.near_duplicates import NearDuplicates
 from tba.recency import Groups, Members, Recency, Recent, good_part
 from tba.records import Float32, Int32, Int64
 from tba.run.rollouts import flatten
-from tba.slots import SLOT, AddResult, read_slots
+from tba.slots import SLOT, AddResult, read_slots, surplus
 
 _TOKEN = [("token", "i4"), ("log_mu", "f4"), ("log_ref", "f4")]  # and the extras
 _QUERY = np.dtype(
@@ -37,18 +39,28 @@ _QUERY = np.dtype(
     ],
     align=True,
 )
+_NO_SLOTS = np.empty(0, dtype=np.int64)
 _COMPACT_FROM = 4_096  # dead tokens; below, moving the living ones is not worth it
 
 
 class ReplayBuffer:
-    """Unique responses by query, the newest `capacity_per_query` of each.
+    """Unique responses by query, the newest or the best `capacity_per_query` of each.
 
     Queries are numbered in order of first arrival; numbers never change. A slot stays what it is
     until the next `add`. One thread at a time.
     """
 
-    def __init__(self, capacity_per_query: int, extras: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        capacity_per_query: int,
+        extras: Sequence[str] = (),
+        *,
+        evict: Literal["oldest", "lowest"] = "oldest",
+        near_duplicate_share: float | None = None,
+    ) -> None:
         self.capacity_per_query = capacity_per_query
+        self._evict = evict
+        self._near = NearDuplicates(near_duplicate_share) if near_duplicate_share else None
         self.extras = tuple(extras)
         """Names of what searchers computed for the objective besides, a number a token each."""
         self.kept = 0
@@ -67,6 +79,16 @@ class ReplayBuffer:
         self._index = np.empty((0, 1), dtype=np.int32)  # [query, sample] -> slot
         self._recency = Recency()
         self._by_use = Groups()  # queries by the least use among their samples
+
+    @classmethod
+    def of(cls, config: BufferConfig, extras: Sequence[str] = ()) -> Self:
+        """Return an empty buffer as configured."""
+        return cls(
+            config.capacity_per_query,
+            extras,
+            evict=config.evict,
+            near_duplicate_share=config.near_duplicate_share,
+        )
 
     def __len__(self) -> int:
         """Return how many samples can be drawn."""
@@ -116,7 +138,13 @@ class ReplayBuffer:
             scored, rows = scored.take(pa.array(latest)), rows[latest]
         if len(rows):
             rows["query"] = self._numbers(scored)
-            duplicate += self._merge(rows["query"], self._store(scored, rows))
+            displaced = _NO_SLOTS
+            if self._near is not None:
+                accepted, displaced = self._screen(self._near, scored, rows)
+                duplicate += len(rows) - len(accepted) + len(displaced)
+                scored, rows = scored.take(pa.array(accepted)), rows[accepted]
+            if len(rows):
+                duplicate += self._merge(rows["query"], self._store(scored, rows), displaced)
         if self._dead_tokens > max(self._tokens.size // 2, _COMPACT_FROM):
             self._compact()
         result = AddResult(batch.num_rows - excluded - duplicate, duplicate, excluded)
@@ -305,19 +333,35 @@ class ReplayBuffer:
         self._recency.count(rows["policy_version"], 1)
         return slots
 
-    def _merge(self, number: Int32, slots: Int64) -> int:
+    def _screen(
+        self, near: NearDuplicates, scored: pa.RecordBatch, rows: NDArray[Any]
+    ) -> tuple[Int64, Int64]:
+        """Return the rows that are not worse near-duplicates, and the slots that give way."""
+        old, _ = self._samples_of(np.unique(rows["query"]))
+        twin = np.full(len(rows), -1)
+        if len(old):
+            place = places_among(self.field("key", old), rows["key"])
+            twin = np.where(place < 0, -1, old[place])
+        tokens = flatten(scored["tokens"])
+        return near.screen(rows, *tokens, twin, self._slots.rows, self._tokens.data["token"])
+
+    def _merge(self, number: Int32, slots: Int64, displaced: Int64) -> int:
         """Index new slots under their queries; return how many equal samples they replaced."""
         queries = np.unique(number)
         old, counts = self._samples_of(queries)
         twin = places_among(self.field("key", slots), self.field("key", old))
-        lost = twin >= 0
-        self._count_finds(old[lost], slots[twin[lost]])
+        equal = twin >= 0
+        self._count_finds(old[equal], slots[twin[equal]])
+        lost = equal | np.isin(old, displaced)
         owner = np.concatenate([np.repeat(queries, counts)[~lost], number])
         merged = np.concatenate([old[~lost], slots])
         order = np.argsort(owner, kind="stable")  # by query, newest last
         evicted = self._set_samples(queries, owner[order], merged[order])
         self._release(np.concatenate([old[lost], evicted]))
-        return int(lost.sum())
+        if self._near is not None:
+            live_tokens = self._tokens.size - self._dead_tokens
+            self._near.note(slots, self._slots.rows, self._tokens.data["token"], live_tokens)
+        return int(equal.sum())
 
     def _samples_of(self, numbers: NDArray[Any]) -> tuple[Int32, Int32]:
         """Return the samples of queries, end to end, and how many each has."""
@@ -337,21 +381,26 @@ class ReplayBuffer:
         ends = np.searchsorted(owner, numbers, side="right")
         counts = np.diff(ends, prepend=0)
         kept_counts = np.minimum(counts, self.capacity_per_query)
-        place = np.arange(len(slots)) - np.repeat(ends - kept_counts, counts)
-        kept = place >= 0
+        kept = ~surplus(
+            self.field("reward", slots), ends, counts, self.capacity_per_query, evict=self._evict
+        )
+        firsts = np.cumsum(kept_counts) - kept_counts
+        place = np.cumsum(kept) - 1 - np.repeat(firsts, counts)
         if kept_counts.max() > self._index.shape[1]:
             width = max(int(kept_counts.max()), 2 * self._index.shape[1])
             self._grow_index(len(self._index), min(width, self.capacity_per_query))
         self._index[owner[kept], place[kept]] = slots[kept]
-        firsts = np.cumsum(kept_counts) - kept_counts
         newest = np.maximum.reduceat(self.field("policy_version", slots[kept]), firsts)
+        least = np.minimum.reduceat(self.field("uses", slots[kept]), firsts)
         queries = self._queries.data
         queries["samples"][numbers] = kept_counts
         queries["newest_version"][numbers] = newest
-        queries["least_uses"][numbers] = 0  # that of the new samples
-        for number, version in zip(numbers.tolist(), newest.tolist(), strict=True):
+        queries["least_uses"][numbers] = least
+        for number, version, uses in zip(
+            numbers.tolist(), newest.tolist(), least.tolist(), strict=True
+        ):
             self._recency.queries.move(number, version)
-            self._by_use.move(number, 0)
+            self._by_use.move(number, uses)
         return slots[~kept]
 
     def _grow_index(self, queries: int, width: int) -> None:

@@ -55,6 +55,14 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
+def lowest(values: NDArray[Any], count: int) -> Int64:
+    """Return the positions of the lowest values; of equal ones at the border the first."""
+    border = np.partition(values, count - 1)[count - 1]
+    below = np.flatnonzero(values < border)
+    at_border = np.flatnonzero(values == border)
+    return np.concatenate([below, at_border[: count - len(below)]])
+
+
 def last_of_each(keys: NDArray[np.uint64]) -> Int64:
     """Return the position of the last occurrence of each distinct key, ascending."""
     order = np.argsort(keys, kind="stable")

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tba.columns import sequence_keys
-from tba.records import FinishReason, Outcome
+from tba.columns import lowest, sequence_keys
+from tba.records import FinishReason, Float32, Int64, Outcome
 from tba.run.rollouts import flatten
 
 SLOT = np.dtype(
@@ -38,7 +38,8 @@ class AddResult:
     kept: int
     """New to the buffer."""
     duplicate: int
-    """Merged with a response of the same tokens to the same query; the newest is kept."""
+    """Merged with a response of the same tokens to the same query, of which the newest is kept, or
+    with a near one, of which the better is."""
     excluded: int
     """Without a usable reward: counted, not stored."""
 
@@ -57,6 +58,31 @@ def read_slots(batch: pa.RecordBatch, arrived: int) -> tuple[pa.RecordBatch, NDA
     for name in ("policy_version", "reference_version", "reward"):
         rows[name] = scored[name].to_numpy()
     return scored, rows
+
+
+def surplus(
+    reward: Float32, ends: Int64, counts: Int64, capacity: int, *, evict: str
+) -> NDArray[np.bool_]:
+    """Say which samples of some queries go, so that `capacity` of each are left.
+
+    Args:
+        reward: Of the samples, those of a query side by side and the newest last; [sample].
+        ends: Where the samples of each query end; [query].
+        counts: How many each has; [query].
+        capacity: How many are kept.
+        evict: "oldest", or "lowest": those of the lowest reward, of equal ones the oldest.
+    """
+    if evict == "oldest":
+        place: Int64 = np.arange(len(reward)) - np.repeat(
+            ends - np.minimum(counts, capacity), counts
+        )
+        return place < 0
+    gone = np.zeros(len(reward), dtype=np.bool_)
+    for at in np.flatnonzero(counts > capacity).tolist():
+        first = int(ends[at] - counts[at])
+        own = lowest(reward[first : ends[at]], int(counts[at]) - capacity)
+        gone[first + own] = True
+    return gone
 
 
 def _equals(column: pa.StringArray, word: str) -> NDArray[np.bool_]:

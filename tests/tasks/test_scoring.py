@@ -78,6 +78,7 @@ def wrong(completions, kind):
         "short": [1.0], "nan": [float("nan")] * 2, "inf": [float("-inf")] * 2,
         "string": ["1.0", "1.0"], "tuple": (1.0, 1.0), "none": None, "number": 1.0,
         "array": np.ones(2), "nested": [[1.0], [1.0]], "huge": [1e39, 1e39],
+        "dict": [{"length": 1}] * 2, "told": [{"score": 1.0, "why": "because"}] * 2,
     }[kind[0]]
 
 def emptied(completions):

@@ -41,7 +41,12 @@ class BufferConfig(Section):
     """The replay buffer: what it keeps, and how a batch is drawn from it."""
 
     capacity_per_query: PositiveInt = 100
-    """Newest unique samples kept of each query."""
+    """Unique samples kept of each query."""
+    evict: Literal["oldest", "lowest"] = "oldest"
+    """Which sample beyond the capacity goes: the oldest, or the one of the lowest reward."""
+    near_duplicate_share: float | None = Field(default=None, gt=0, lt=0.5)
+    """Keeps only the better one of two samples of a query whose edit distance in tokens is below
+    this share of their lengths together (Lee et al.: 0.25); none: keeps both."""
     given: Given = "nothing"
     """Starts the buffer with answers of the training rows: pairs, columns chosen (reward 1) and
     rejected (reward 0); or demonstrations, column completion or the task's own (reward 1)."""

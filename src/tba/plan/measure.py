@@ -170,9 +170,7 @@ class _Measurement:
         self._version = 0
         self._next_ticket = 0
         self._runtime = _Replay()
-        self._buffer = ReplayBuffer(
-            config.buffer.capacity_per_query, annotation_names(config.objective)
-        )
+        self._buffer = ReplayBuffer.of(config.buffer, annotation_names(config.objective))
         arrivals = Arrivals(
             self._buffer, pass_threshold=self._task.pass_threshold, hopeless_after=NEVER
         )

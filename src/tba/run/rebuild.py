@@ -34,7 +34,7 @@ def rebuild_buffer(
     Samples of versions later than the checkpoint count as its own: the policy that found them was
     lost. That stays so in later sittings, to whose versions those numbers mean nothing.
     """
-    buffer = ReplayBuffer(config.buffer.capacity_per_query, annotation_names(config.objective))
+    buffer = ReplayBuffer.of(config.buffer, annotation_names(config.objective))
     earlier = checkpoint.state.resumptions if checkpoint else ()
     next_ticket = rows = 0
     given: set[int] = set()
