@@ -226,7 +226,8 @@ class Subject:
         logged = read_log(folder.rollouts, until)
         self.buffer = rebuild_buffer(logged, config, checkpoint, self._state.step).buffer
         self._log_z_of: dict[int, float] = {}
-        if self._state.reference_version == 0:
+        drawn = config.search.temperature_range is not None  # then not the reference's own samples
+        if self._state.reference_version == 0 and not drawn:
             self._log_z_of = reference_log_z(read_log(folder.rollouts, until), self.beta)
 
     def report(self, samples: BinSamples, *, queries: int, samples_per_query: int) -> BinReport:

@@ -74,6 +74,8 @@ class SearchTools:
     """How the searcher samples."""
     eos_ids: tuple[int, ...]
     """Tokens that end a response."""
+    temperature_range: tuple[float, float] | None = None
+    """Where each search batch has a temperature of its own, the range it is drawn from."""
 
 
 Annotator = Callable[[Sequence[Found], SearchTools, torch.Generator], list[Annotation]]

@@ -99,6 +99,21 @@ def check_objective(config: Config) -> None:
             )
 
 
+def check_temperatures(section: ObjectiveConfig) -> None:
+    """Refuse an objective that takes the sampling policy for an older one, if it is a flatter one.
+
+    Raises:
+        ConfigError: It asks for `log_mu`.
+    """
+    objective = load_objective(section)
+    if "log_mu" in (*objective.inputs(), *objective.inputs_of_preparation()):
+        raise ConfigError(
+            f"search.temperature_range is set, but objective.kind = {section.kind} asks for log_mu "
+            "and takes it for that of an older policy at search.temperature: leave the range out, "
+            "or choose an objective without a ratio, such as tb"
+        )
+
+
 def read_given(kind: Given, task: Task, policy: Policy, *, longest: int) -> GivenAnswers:
     """Tokenize the answers of a task that was loaded with them.
 

@@ -7,8 +7,8 @@ d / (|a| + |b|), if that is near, the one with the higher reward stays.
 
 Comparing each arrival with everything kept would cost O(n). But d is at least the longer length
 less the tokens that both have, so a near b shares more than (1 - 2 share) |a| tokens with a, hence
-one of any 2 share |a| tokens of a, such as the rarest. Only sequences with one of these are looked
-at; those that have enough tokens of a are compared exactly, all pairs of a delivery at once.
+n of any n - 1 + 2 share |a| of them, such as the rarest. Only sequences with three of these are
+looked at; those that have enough tokens of a are compared exactly, all of a delivery at once.
 """
 
 from array import array
@@ -23,6 +23,7 @@ from tba.columns import ranges
 from tba.records import Int32, Int64
 
 _REBUILD_FROM = 4_096  # stale postings; below, making the index anew is not worth it
+_SHARED_RARE = 3  # more make fewer candidates of more common tokens
 _PAIRS_AT_ONCE = 16_384  # bounds the table of distances
 
 
@@ -40,12 +41,13 @@ class TokenIndex:
             self._slots_of.setdefault(query << 32 | token, array("q")).append(slot)
             self.entries += 1
 
-    def sharing(self, query: int, tokens: Int32, count: int) -> Int64:
-        """Return the slots that hold one of the `count` rarest of the tokens, each once."""
+    def sharing(self, query: int, tokens: Int32, count: int, least: int) -> Int64:
+        """Return the slots that hold `least` or more of the `count` rarest of the tokens."""
         keys = (query << 32 | token for token in tokens.tolist())
         found = sorted((self._slots_of.get(key, _NONE) for key in keys), key=len)[:count]
         views = [np.frombuffer(slots, dtype=np.int64) for slots in found if slots]
-        return np.unique(np.concatenate([np.empty(0, np.int64), *views]))
+        held = np.bincount(np.concatenate([np.empty(0, np.int64), *views]))
+        return np.flatnonzero(held >= least)
 
     def is_stale(self, live_tokens: int) -> bool:
         """Say whether it had better be made anew."""
@@ -73,7 +75,8 @@ def candidates(index: TokenIndex, kept: Kept, query: int, tokens: Int32, share: 
     """Return slots of a query that may be near; all that are near are among them."""
     size = len(tokens)
     needed = int(np.floor(size * (1 - 2 * share) - 1e-9)) + 1  # more than (1 - 2 share) |a|
-    slots = index.sharing(query, tokens, size - needed + 1)
+    least = max(1, min(_SHARED_RARE, needed))
+    slots = index.sharing(query, tokens, size - needed + least, least)
     slots = slots[kept.query[slots] == query]
     lengths = kept.length[slots]
     some = lengths > 0
@@ -155,7 +158,23 @@ class NearDuplicates:
         ends = offsets[1:] - rows["finished"]  # a finished one ends with a token that says so
         bodies = [values[a:b] for a, b in zip(offsets[:-1].tolist(), ends.tolist(), strict=True)]
         kept = Kept(arena, slots["start"], slots["length"] - slots["finished"], slots["query"])
-        near = _near_pairs(rows["query"], bodies, kept, self._index, self._share)
+        pairs = _near_pairs(rows["query"], bodies, kept, self._index, self._share)
+        arrival = (slots["arrival"], rows["arrival"])
+        near = [
+            [(d, arrival[other < 0][other if other >= 0 else ~other], other) for d, other in own]
+            for own in pairs
+        ]
+        accepted, displaced = self._decide(rows, slots, near, twin)
+        return np.flatnonzero(accepted), np.array(displaced, dtype=np.int64)
+
+    @staticmethod
+    def _decide(
+        rows: NDArray[Any],
+        slots: NDArray[Any],
+        near: list[list[tuple[float, int, int]]],
+        twin: Int64,
+    ) -> tuple[NDArray[np.bool_], list[int]]:
+        """Say which arrivals stay, and which slots give way."""
         accepted = np.zeros(len(rows), dtype=np.bool_)
         gone: set[int] = set()  # slots that are replaced by a twin or displaced
         displaced: list[int] = []
@@ -165,12 +184,8 @@ class NearDuplicates:
                 gone.add(equal)
                 continue
             there = [
-                (
-                    distance,
-                    slots["arrival"][other] if other >= 0 else rows["arrival"][~other],
-                    other,
-                )
-                for distance, other in own
+                (distance, arrival, other)
+                for distance, arrival, other in own
                 if (accepted[~other] if other < 0 else other not in gone)
             ]
             if not there:
@@ -184,7 +199,7 @@ class NearDuplicates:
             else:
                 gone.add(other)
                 displaced.append(other)
-        return np.flatnonzero(accepted), np.array(displaced, dtype=np.int64)
+        return accepted, displaced
 
     def note(self, new: Int64, slots: NDArray[Any], arena: Int32, live_tokens: int) -> None:
         """Index the tokens of new slots; of all slots where too much of the index is stale."""

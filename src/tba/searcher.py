@@ -18,7 +18,7 @@ replaced searcher repeats nothing, and a resumed run goes on where it was.
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -93,6 +93,11 @@ class Tickets:
         """Return the random stream that samples a ticket's responses."""
         return torch.Generator().manual_seed(stream_seed(self._seed, "search", ticket))
 
+    def temperature(self, ticket: int, between: tuple[float, float]) -> float:
+        """Return the temperature of a ticket's responses, drawn uniformly from a range."""
+        generator = np.random.default_rng(stream_seed(self._seed, "temperature", ticket))
+        return float(generator.uniform(*between))
+
     def second_generator(self, ticket: int) -> torch.Generator:
         """Return the random stream for what is sampled besides a ticket's responses."""
         return torch.Generator().manual_seed(stream_seed(self._seed, "annotate", ticket))
@@ -159,6 +164,7 @@ class Searcher:
         self._reference = tools.reference
         self._judge = tools.judge
         self._sampling = tools.sampling
+        self._temperatures = tools.temperature_range
         self._annotations = annotations
         self._learner = learner
         self._tickets = tickets
@@ -174,10 +180,15 @@ class Searcher:
         assert self._policy_version != NOTHING_PUBLISHED, "weights are published before searchers"
         queries = self._tickets.take(ticket)  # S2
         self._seat.announce(Stage.GENERATING)
-        responses = self._engine.generate(
-            queries, self._sampling, self._tickets.generator(ticket)
-        )  # S3
-        found = self._score(queries, responses, ticket)  # S4, S5
+        sampling = self._sampling
+        if self._temperatures is not None:
+            drawn = self._tickets.temperature(ticket, self._temperatures)
+            sampling = replace(sampling, temperature=drawn)
+        responses = self._engine.generate(queries, sampling, self._tickets.generator(ticket))  # S3
+        found = [
+            replace(trajectory, temperature=sampling.temperature)
+            for trajectory in self._score(queries, responses, ticket)  # S4, S5
+        ]
         if self._learner is not None:
             self._send_gradient(self._learner, found)
         return found

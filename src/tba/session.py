@@ -21,7 +21,7 @@ from tba.background import BackgroundEvaluation
 from tba.config import Config, InlineRuntimeConfig
 from tba.errors import StorageError, TbaError
 from tba.evaluation import evaluate_policy
-from tba.given import batches, check_objective, read_given
+from tba.given import batches, check_objective, check_temperatures, read_given
 from tba.pace import Arrivals, Intake
 from tba.policy.adapters import load_trainable
 from tba.policy.initial import initial_model
@@ -106,6 +106,8 @@ class Session:
         config, folder = self._config, self._folder
         if config.buffer.given != "nothing":
             check_objective(config)
+        if config.search.temperature_range is not None:
+            check_temperatures(config.objective)
         version = 0
         if checkpoint is not None:
             version = self._saved_step = self._evaluated_step = checkpoint.state.step

@@ -1,8 +1,9 @@
 """How searchers generate, and what the buffer keeps and gives back."""
 
-from typing import Literal
+import operator
+from typing import Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from tba.config.base import Section
 
@@ -24,12 +25,24 @@ class SearchConfig(Section):
     temperature: PositiveFloat = 1.0
     """Divides the logits of policy and reference alike, in generation and in both
     log-probabilities."""
+    temperature_range: tuple[PositiveFloat, PositiveFloat] | None = None
+    """Samples each search batch at a temperature drawn uniformly from this range instead; the
+    log-probabilities that are learned from stay at `temperature`."""
     max_completion_length: PositiveInt = 128
     """Longest response in tokens, the end-of-sequence token included."""
     precision: Precision = "float32"
     """Precision of the searcher's policy: float32, bfloat16, or bfloat16 with 8-bit linear layers
     (int8; float8 on GPUs since Hopper). Weights travel in float32 or bfloat16, and the reference is
     computed in it."""
+
+    @model_validator(mode="after")
+    def _range_is_ascending(self) -> Self:
+        if self.temperature_range is not None and not operator.le(*self.temperature_range):
+            raise ValueError(
+                f"search.temperature_range is {list(self.temperature_range)}: the first number "
+                "must not be the larger"
+            )
+        return self
 
     @property
     def dtype(self) -> Literal["float32", "bfloat16"]:

@@ -69,6 +69,7 @@ def open_lane(
                 max_completion_length=config.search.max_completion_length,
             ),
             eos_ids=policy.eos_ids,
+            temperature_range=config.search.temperature_range,
         )
         searcher = Searcher(
             tools,
