@@ -14,7 +14,7 @@ from tba.config import BuildConfig
 from tba.config.model import ModelConfig
 from tba.policy.build import build_policy
 from tba.policy.loading import load_policy
-from tba.policy.log_probs import full_row_log_probs
+from tba.policy.reference import Reference
 from tiny_runs import CHARACTERS, metrics, rollouts
 
 JUDGE = """
@@ -148,8 +148,10 @@ def test_smoothing_learns_the_successful_attacks_from_the_initial_model(run):
         policy = load_policy(
             run / name, ModelConfig(), device=torch.device("cpu"), dtype=torch.float32
         )
-        with torch.no_grad():
-            likelihood.append(full_row_log_probs(policy.model, prompts, answers).mean().item())
+        found = Reference(policy.model, temperature=1.0).log_ref(
+            prompts, answers, np.arange(len(answers))
+        )
+        likelihood.append(np.concatenate(found).mean())
     assert likelihood[1] > likelihood[0] + 0.1
     again = CliRunner().invoke(app, ["smooth", str(run)])
     assert again.exit_code == 2

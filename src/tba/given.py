@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from tba.annotations import annotation_names
-from tba.config import Config
+from tba.config import Config, ObjectiveConfig
 from tba.config.search import Given
 from tba.errors import ConfigError, DataError
 from tba.objectives import load_objective

@@ -65,6 +65,7 @@ def test_settings_of_some_kinds_name_them():
         ("task.kind = math", "required"),
         ("task.kind = custom", "none"),
         ("task.kind = preference", "required"),
+        ("task.kind = redteam", "none"),
     }
 
 
