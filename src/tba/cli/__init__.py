@@ -1,4 +1,4 @@
-"""The command line: `tba train`, `sft`, `reward-model`, `eval`, `pareto`, `smooth`, `plan` and so on.
+"""The command line: `tba train`, `sft`, `reward-model`, `smooth`, `eval`, `pareto`, `plan` ...
 
 Whatever the user got wrong ends in one sentence on stderr and exit code 2; a run that could not go
 on, in one sentence and exit code 1; Ctrl-C, in 130 after the run has closed. Torch is imported

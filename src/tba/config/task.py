@@ -235,6 +235,9 @@ class PreferenceTaskConfig(TaskBase):
                 f"task.scored_text is {self.scored_text!r}, but the only placeholders are "
                 "{prompt} and {completion}: write other braces double"
             ) from error
+        return self
+
+
 class RedteamTaskConfig(TaskBase):
     """Attacks on a victim of one's own: prompts whose answers a classifier finds harmful.
 

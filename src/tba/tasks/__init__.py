@@ -49,18 +49,19 @@ def load_task(
     """
     match config:
         case ArithmeticTaskConfig():
-            return load_arithmetic(config, tokenizer)
+            task = load_arithmetic(config, tokenizer)
         case Gsm8kTaskConfig():
-            return load_gsm8k(config, tokenizer)
+            task = load_gsm8k(config, tokenizer)
         case MathTaskConfig():
-            return load_math(config, tokenizer)
+            task = load_math(config, tokenizer)
         case GymTaskConfig():
-            return load_gym(config, tokenizer)
+            task = load_gym(config, tokenizer)
         case CustomTaskConfig():
-            return load_custom(config, tokenizer, given=given)
+            task = load_custom(config, tokenizer, given=given)
         case PreferenceTaskConfig():
             own = tokenizer.eos_token_id
             ends = eos_ids or ([] if own is None else [own])
-            return load_preference(config, tokenizer, given=given, eos_ids=ends)
+            task = load_preference(config, tokenizer, given=given, eos_ids=ends)
         case RedteamTaskConfig():
-            return load_redteam(config, tokenizer)
+            task = load_redteam(config, tokenizer)
+    return task
