@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from tba.config import Config, InlineRuntimeConfig, LocalRuntimeConfig
-from tba.config.load import RECIPES, dump_toml, load_config, recipes
+from tba.config.load import RECIPES, dump_toml, load_config, recipes, variants
 from tba.config.objectives import ConstantBeta, LinearBeta
 from tba.config.training import CosineRate
 from tba.errors import ConfigError
@@ -24,9 +24,11 @@ def write(path: Path, text: str) -> str:
 @pytest.mark.parametrize("name", recipes())
 def test_every_recipe_loads(name):
     raw = tomllib.loads((RECIPES / name / f"{name}.toml").read_text())
-    needed = GSM8K[:2] if raw["task"]["kind"] == "gsm8k" else []
-    needed += [] if "build" in raw.get("model", {}) else GSM8K[2:]
+    needed = GSM8K[:2] if raw["task"]["kind"] in ("gsm8k", "math", "preference") else []
+    needed += [] if raw.get("model") else GSM8K[2:]
     assert load_config([name], needed).task.kind == raw["task"]["kind"]
+    for variant in variants(name):
+        assert load_config([name, f"{name}/{variant}"], needed) != load_config([name], needed)
 
 
 def test_later_sources_win_and_leave_the_rest(tmp_path):
@@ -140,7 +142,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 def test_files_are_written_out_in_full(elsewhere):
     write(elsewhere / "a.toml", '[task]\ntrain_file = "x/train.jsonl"\n')
-    task = load_config(["gsm8k", "a.toml"], GSM8K[1:]).task
+    task = load_config(["gsm8k-rho1b", "a.toml"], GSM8K[1:]).task
     assert task.model_dump()["train_file"] == elsewhere / "x/train.jsonl"
     assert task.model_dump()["test_file"] == elsewhere / "b.jsonl"
 
@@ -155,15 +157,15 @@ def test_files_of_a_task_of_ones_own_are_written_out_in_full(elsewhere):
 
 def test_a_model_folder_is_written_out_in_full_and_a_hub_name_is_not(elsewhere):
     (elsewhere / "m").mkdir()
-    assert load_config(["gsm8k"], GSM8K).model.model_name_or_path == f"{elsewhere}/m"
+    assert load_config(["gsm8k-rho1b"], GSM8K).model.model_name_or_path == f"{elsewhere}/m"
     hub = [*GSM8K[:2], "--model.model_name_or_path=owner/m"]
-    assert load_config(["gsm8k"], hub).model.model_name_or_path == "owner/m"
+    assert load_config(["gsm8k-rho1b"], hub).model.model_name_or_path == "owner/m"
 
 
 def test_home_is_written_out_and_full_paths_stay(elsewhere, monkeypatch):
     monkeypatch.setenv("HOME", str(elsewhere))
     files = ["--task.train_file=~/a.jsonl", "--task.test_file=/b.jsonl", GSM8K[2]]
-    task = load_config(["gsm8k"], files).task.model_dump()
+    task = load_config(["gsm8k-rho1b"], files).task.model_dump()
     assert (task["train_file"], task["test_file"]) == (elsewhere / "a.jsonl", Path("/b.jsonl"))
 
 
@@ -189,8 +191,10 @@ def test_a_bad_file_is_refused_in_one_sentence(tmp_path, content, words):
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("arithmetik", ["no recipe arithmetik", "did you mean arithmetic?", "gsm8k"]),
-        ("zzz", ["no recipe zzz", "arithmetic, gsm8k"]),
+        ("arithmetik", ["no recipe arithmetik", "did you mean arithmetic?", "gsm8k-rho1b"]),
+        ("zzz", ["no recipe zzz", "arithmetic, gsm8k-rho1b"]),
+        ("gsm8k-rho1b/vinepo", ["has no variant vinepo", "did you mean vineppo?", "dr-grpo"]),
+        ("arithmetic/x", ["recipe arithmetic has no variant x: it has none"]),
         ("nowhere/a.toml", ["nowhere/a.toml does not exist"]),
         ("b.toml", ["b.toml does not exist"]),
         ("./", ["cannot be read"]),

@@ -29,6 +29,8 @@ Tree = dict[str, Any]
 
 PATHS = ("train_file", "test_file", "file")
 """Settings of a task that name files."""
+_RECIPE = re.compile(r"[\w.-]+(/[\w.-]+)?(?<!\.toml)")
+"""A recipe, or a variant of one."""
 MODELS = ("reward_model", "judge", "victim", "classifier", "embedder")
 """Settings of a task that name models."""
 SCHEDULES = ("beta", "reference_weight")
@@ -72,14 +74,19 @@ def recipes() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*/*.toml") if path.stem == path.parent.name)
 
 
+def variants(recipe: str) -> list[str]:
+    """Return the variants of a recipe, which are named after it: `RECIPE RECIPE/VARIANT`."""
+    return sorted(path.stem for path in (RECIPES / recipe).glob("*.toml") if path.stem != recipe)
+
+
 def _read(source: str | Config | Tree) -> Tree:
     if isinstance(source, dict):
         return copy.deepcopy(source)
     if isinstance(source, Config):
         return source.model_dump(mode="json", exclude_none=True)
     path = Path(source)
-    if path.suffix != ".toml" and path.name == source:
-        path = _recipe(source)
+    if _RECIPE.fullmatch(source):
+        path = _recipe(*source.split("/"))
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -92,14 +99,20 @@ def _read(source: str | Config | Tree) -> Tree:
         raise ConfigError(f"the configuration file {path} is not valid TOML: {error}") from None
 
 
-def _recipe(name: str) -> Path:
+def _recipe(name: str, variant: str | None = None) -> Path:
     known = recipes()
     if name not in known:
         raise ConfigError(
             f"there is no recipe {name}{did_you_mean(name, known)}: "
             f"give one of {', '.join(known)} or the path of a .toml file"
         )
-    return RECIPES / name / f"{name}.toml"
+    own = variants(name)
+    if variant is not None and variant not in own:
+        raise ConfigError(
+            f"recipe {name} has no variant {variant}{did_you_mean(variant, own)}: "
+            f"it has {', '.join(own) or 'none'}"
+        )
+    return RECIPES / name / f"{variant or name}.toml"
 
 
 def _merge(base: Tree, layer: Tree) -> Tree:

@@ -1,0 +1,173 @@
+"""Methods side by side on one task: each trains for the same time from the same policy.
+
+A finished entrant is kept in `out`/NAME-SEED.json and not trained again, so a second call goes on
+where the first one ended. Training time starts when every searcher has loaded its models and ends
+after the step on which it is up; evaluation is the package's own, afterwards, of the last weights.
+"""
+
+import dataclasses
+import json
+import math
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.watched import run_watched
+from tba.buffer import ReplayBuffer
+from tba.config import Config
+from tba.config.load import load_config
+from tba.eval import Pair, evaluate_models
+from tba.records import StepReport
+from tba.run.checkpoint import load_newest
+from tba.runtimes.resources import available_cores
+
+ENDLESS = 10**6
+"""Steps of a run that its clock ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """A method with its settings."""
+
+    name: str
+    """How it is called in tables."""
+    overrides: tuple[str, ...]
+    """Settings on top of the common ones."""
+
+
+class Clock:
+    """Ends a run after some seconds of training."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._started: float | None = None
+        self.trained_s = 0.0
+        """Seconds of training so far."""
+        self.steps = 0
+        """Steps so far."""
+        self.staleness: list[float] = []
+        """Mean of each step's batch, in versions."""
+
+    def ready(self) -> None:
+        """Begin to count."""
+        self._started = time.perf_counter()
+
+    def stepped(
+        self, report: StepReport, model: nn.Module, buffer: ReplayBuffer, stop: Callable[[], None]
+    ) -> None:
+        """Count a step; end the run when the time is up."""
+        del model, buffer
+        if self._started is None:
+            return
+        self.steps = report.step
+        self.staleness.append(report.metrics["staleness_mean"])
+        self.trained_s = time.perf_counter() - self._started
+        if self.trained_s >= self._seconds:
+            stop()
+
+
+def results(
+    base: Sequence[str | Config],
+    entrants: Sequence[Entrant],
+    out: Path,
+    *,
+    common: Sequence[str],
+    seconds: float,
+    seeds: int,
+    samples: int,
+) -> list[dict[str, Any]]:
+    """Train and evaluate every entrant with every seed; return one result each.
+
+    Args:
+        base: Recipe and files that all have in common.
+        entrants: The methods.
+        out: Folder of the results.
+        common: Settings that all have in common, on top of `base`.
+        seconds: Training time of each.
+        seeds: Seeds 0 to this, seed by seed, so that what there is can be compared at any time.
+        samples: Responses sampled for each held-out query.
+    """
+    found = []
+    for seed in range(seeds):
+        for entrant in entrants:
+            path = out / f"{entrant.name}-{seed}.json"
+            if not path.is_file():
+                own = [f"--seed={seed}", f"--trainer.steps={ENDLESS}", "--checkpoint.every=0"]
+                config = load_config(base, [*common, *entrant.overrides, *own])
+                found.append(_result(entrant, config, path, seconds, samples))
+                path.write_text(json.dumps(found[-1]))
+            else:
+                found.append(json.loads(path.read_text()))
+            print(line(found[-1]), flush=True)
+    return found
+
+
+def _result(
+    entrant: Entrant, config: Config, path: Path, seconds: float, samples: int
+) -> dict[str, Any]:
+    folder = path.with_suffix("")
+    clock = Clock(seconds)
+    threads = torch.get_num_threads()
+    summary = run_watched(config, folder, clock)
+    torch.set_num_threads(available_cores())
+    result = {
+        "method": entrant.name,
+        "seed": config.seed,
+        "seconds": clock.trained_s,
+        "steps": clock.steps,
+        "staleness": statistics.fmean(clock.staleness),
+        "trainer_idle_share": summary.trainer_idle_share,
+        "searched": summary.trajectories.kept + summary.trajectories.duplicate,
+    }
+    newest = load_newest(folder / "checkpoints")
+    assert newest is not None, "a run leaves a checkpoint"
+    models = Pair(str(newest.policy), str(config.model.model_name_or_path))
+    report = evaluate_models(config, models, samples=samples, ks=[1])
+    torch.set_num_threads(threads)
+    shutil.rmtree(folder)
+    return result | {"report": dataclasses.asdict(report)}
+
+
+def start(base: Sequence[str | Config], common: Sequence[str], samples: int) -> dict[str, Any]:
+    """Return the evaluation of the policy with which all begin."""
+    config = load_config(base, [*common])
+    model = str(config.model.model_name_or_path)
+    torch.set_num_threads(available_cores())
+    return dataclasses.asdict(evaluate_models(config, Pair(model, model), samples=samples, ks=[1]))
+
+
+def line(result: dict[str, Any]) -> str:
+    """Say in a line what came of an entrant."""
+    report = result["report"]
+    greedy = math.nan if report["greedy_pass_at_1"] is None else report["greedy_pass_at_1"]
+    return (
+        f"{result['method']} {result['seed']}: {result['steps']} steps, "
+        f"sampled {_first(report['pass_at']):.3f}, greedy {greedy:.3f}, "
+        f"KL {report['kl']:.3f}, reward {report['measured']['reward']:.3f}"
+    )
+
+
+def _first(pass_at: dict[Any, float]) -> float:
+    return next(iter(pass_at.values()), math.nan)
+
+
+def spread(results: Sequence[dict[str, Any]], figure: Callable[[dict[str, Any]], float]) -> str:
+    """Return mean and standard error of a figure over seeds."""
+    values = [figure(result) for result in results]
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return f"{mean:.3f}"
+    return f"{mean:.3f} +- {statistics.stdev(values) / math.sqrt(len(values)):.3f}"
+
+
+def by_method(results: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield each method with its results, in the order of their first."""
+    for name in dict.fromkeys(result["method"] for result in results):
+        yield name, [result for result in results if result["method"] == name]

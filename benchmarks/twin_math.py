@@ -1,0 +1,109 @@
+"""The paper's comparison on mathematics, at the size of two cores: SVAMP with SmolLM2-135M.
+
+    python scripts/svamp.py svamp_test.jsonl data/svamp
+    python -m benchmarks.twin_math --model models/smollm2 --data data/svamp --out build/twin_math
+
+One supervised fine-tuning (`tba sft`, made once) is the policy with which every method begins, and
+its reference. Then each trains for `--seconds`, seed by seed, with the same batch, K and rate:
+
+    tba           trajectory balance, free, replay: the recipe `svamp-smollm2`
+    dr-grpo, ppo  free: queues of the newest version alone (m = 1)
+    rloo          free as above, the proximal variant for data that is a step or two old
+    online-dpo    free as above: "asynchronous, one step stale, queues of size one"
+    vineppo       lockstep: its value estimates are those of the policy that is trained
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tba
+from benchmarks.entrants import Entrant, by_method, results, spread, start
+from tba.api import let_idle_threads_sleep
+
+RECIPE = "svamp-smollm2"
+NEWEST = ("--buffer.on_policy_prob=1.0", "--buffer.recent_versions=1")
+METHODS = (
+    Entrant("tba", ()),
+    Entrant("dr-grpo", ('--objective={kind = "dr_grpo"}', *NEWEST)),
+    Entrant("rloo", ('--objective={kind = "rloo_proximal"}', *NEWEST)),
+    Entrant("ppo", ('--objective={kind = "ppo"}', *NEWEST)),
+    Entrant("online-dpo", ('--objective={kind = "online_dpo"}', *NEWEST)),
+    Entrant("vineppo", ('--objective={kind = "vineppo"}', "--sync.mode=lockstep", *NEWEST)),
+)
+SAMPLES = 8
+"""Responses sampled for each held-out query."""
+SFT = (
+    "--trainer.steps=150",
+    "--trainer.learning_rate=2e-5",
+    "--trainer.queries_per_batch=16",
+    '--trainer.learning_rate_schedule={kind = "cosine", warmup_steps = 10}',
+)
+
+
+def main() -> None:
+    """Fine-tune, train every method, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("build/twin_math"))
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--methods", default=",".join(method.name for method in METHODS))
+    arguments = parser.parse_args()
+    let_idle_threads_sleep()
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    files = [f"--task.{part}_file={arguments.data / part}.jsonl" for part in ("train", "test")]
+    policy = fine_tuned(arguments.model, files, out)
+    common = [*files, f"--model.model_name_or_path={policy}"]
+    begin = out / "start.json"
+    if not begin.is_file():
+        begin.write_text(json.dumps(start([RECIPE], common, SAMPLES)))
+    wanted = arguments.methods.split(",")
+    found = results(
+        [RECIPE],
+        [method for method in METHODS if method.name in wanted],
+        out,
+        common=common,
+        seconds=arguments.seconds,
+        seeds=arguments.seeds,
+        samples=SAMPLES,
+    )
+    print(table(json.loads(begin.read_text()), found))
+
+
+def fine_tuned(model: Path, files: Sequence[str], out: Path) -> Path:
+    """Return the folder of the policy that all begin with, made by `tba sft` once."""
+    run = out / "sft"
+    if not (run / "summary.json").is_file():
+        settings = dict(word.removeprefix("--").split("=", 1) for word in [*files, *SFT])
+        settings["model.model_name_or_path"] = str(model)
+        tba.sft(RECIPE, run_dir=run, clean=run.exists(), **settings)
+    return max((run / "checkpoints").glob("step-*")) / "policy"
+
+
+def table(begin: dict[str, Any], found: Sequence[dict[str, Any]]) -> str:
+    """Return the results as Markdown."""
+    rows = [
+        "| method | seeds | steps | staleness | sampled pass@1 | greedy pass@1 | KL, nats |",
+        "|---|---|---|---|---|---|---|",
+        f"| (start) | | | | {begin['pass_at'].get('1', begin['pass_at'].get(1)):.3f} "
+        f"| {begin['greedy_pass_at_1']:.3f} | 0 |",
+    ]
+    for name, own in by_method(found):
+        cells = [
+            spread(own, lambda result: result["steps"]),
+            spread(own, lambda result: result["staleness"]),
+            spread(own, lambda result: next(iter(result["report"]["pass_at"].values()))),
+            spread(own, lambda result: result["report"]["greedy_pass_at_1"]),
+            spread(own, lambda result: result["report"]["kl"]),
+        ]
+        rows.append(f"| {name} | {len(own)} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    main()
