@@ -16,18 +16,17 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tba.arena import Arena
 from tba.columns import Growing, last_of_each, occurrences, places_among, ranges
 from tba.config.search import BufferConfig
 from tba.near_duplicates import NearDuplicates
 from tba.recency import Groups, Members, Recency, Recent, good_part
 from tba.records import Float32, Int32, Int64
 from tba.run.rollouts import flatten
-from tba.slots import SLOT, AddResult, read_slots, surplus
+from tba.slots import SLOT, AddResult, read_slots, slots_of, surplus
 
-_TOKEN = [("token", "i4"), ("log_mu", "f4"), ("log_ref", "f4")]  # and the extras
 _QUERY = np.dtype(
     [
         ("query_id", "i8"),
@@ -40,7 +39,6 @@ _QUERY = np.dtype(
     align=True,
 )
 _NO_SLOTS = np.empty(0, dtype=np.int64)
-_COMPACT_FROM = 4_096  # dead tokens; below, moving the living ones is not worth it
 
 
 class ReplayBuffer:
@@ -61,16 +59,15 @@ class ReplayBuffer:
         self.capacity_per_query = capacity_per_query
         self._evict = evict
         self._near = NearDuplicates(near_duplicate_share) if near_duplicate_share else None
-        self.extras = tuple(extras)
-        """Names of what searchers computed for the objective besides, a number a token each."""
         self.kept = 0
         """Trajectories that were new when added."""
         self.duplicate = 0
         """Trajectories merged with an equal one."""
         self.excluded = 0
         """Trajectories without a usable reward."""
-        self._tokens = Growing(np.dtype([*_TOKEN, *((name, "f4") for name in extras)]))
-        self._dead_tokens = 0
+        self.extras = tuple(extras)
+        """Names of what searchers computed for the objective besides, a number a token each."""
+        self._arena = Arena(extras)
         self._prompts = Growing(np.int32)
         self._slots = Growing(SLOT)
         self._free = array("q")
@@ -112,8 +109,8 @@ class ReplayBuffer:
     @property
     def nbytes(self) -> int:
         """Memory held, in bytes."""
-        tables = (self._tokens, self._prompts, self._slots, self._queries)
-        arrays = sum(table.data.nbytes for table in tables)
+        tables = (self._prompts, self._slots, self._queries)
+        arrays = self._arena.nbytes + sum(table.data.nbytes for table in tables)
         groups = self._recency.queries.nbytes + self._by_use.nbytes
         return arrays + self._number_of.nbytes + self._index.nbytes + groups
 
@@ -145,8 +142,7 @@ class ReplayBuffer:
                 scored, rows = scored.take(pa.array(accepted)), rows[accepted]
             if len(rows):
                 duplicate += self._merge(rows["query"], self._store(scored, rows), displaced)
-        if self._dead_tokens > max(self._tokens.size // 2, _COMPACT_FROM):
-            self._compact()
+        self._arena.compact(self._slots.rows)
         result = AddResult(batch.num_rows - excluded - duplicate, duplicate, excluded)
         self.kept += result.kept
         self.duplicate += result.duplicate
@@ -168,9 +164,7 @@ class ReplayBuffer:
 
     def tokens(self, column: str, slots: NDArray[Any]) -> tuple[NDArray[Any], ...]:
         """Return copies of a column of the token arena, one per slot, each of shape [token]."""
-        values = self._tokens.data[column]
-        starts, lengths = self.field("start", slots).tolist(), self.field("length", slots).tolist()
-        return tuple(values[s : s + n].copy() for s, n in zip(starts, lengths, strict=True))
+        return self._arena.read(column, self._slots.data[slots])
 
     def recent(self, versions: int) -> Recent:
         """Return the queries with samples of the newest `versions` distinct policy versions."""
@@ -220,9 +214,7 @@ class ReplayBuffer:
     ) -> None:
         """Replace reference log-probabilities, recomputed after a reference reset."""
         for slot, values in zip(slots.tolist(), log_ref, strict=True):
-            start, length = self._slots.data[["start", "length"]][slot]
-            assert values.shape == (length,), "one log-probability a token"
-            self._tokens.data["log_ref"][start : start + length] = values
+            self._arena.set_log_ref(self._slots.data[slot], values)
         self._slots.data["reference_version"][slots] = reference_version
         self._slots.data["refreshed"][slots] = True
 
@@ -244,12 +236,12 @@ class ReplayBuffer:
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore what `state` returned on a rebuilt buffer; samples since gone are left out."""
-        slots = self._slots_of(state["used"])
+        slots = slots_of(state["used"], self._slots.rows)
         here = slots >= 0
         self._slots.data["uses"][slots[here]] = state["uses"][here]
         self._update_least_uses(slots[here])
         log_ref = np.split(state["log_ref"], np.cumsum(state["length"])[:-1])
-        slots = self._slots_of(state["refreshed"])
+        slots = slots_of(state["refreshed"], self._slots.rows)
         for slot, version, values in zip(slots, state["reference_version"], log_ref, strict=False):
             if slot >= 0:
                 self.set_log_ref(np.array([slot]), [values], int(version))
@@ -269,20 +261,9 @@ class ReplayBuffer:
             assert queries["newest_version"][number] == rows["policy_version"][slots].max()
             assert queries["least_uses"][number] == rows["uses"][slots].min()
             assert self._number_of[queries["query_id"][number]] == number
-        occupied = np.sort(ranges(rows["start"][live], rows["length"][live]))
-        assert (np.diff(occupied) > 0).all(), "no two samples share tokens"
-        assert len(occupied) + self._dead_tokens == self._tokens.size
+        self._arena.check_valid(rows["start"][live], rows["length"][live])
         self._recency.check_valid(queries["newest_version"], rows["policy_version"][live])
         self._by_use.check_valid(queries["least_uses"])
-
-    def _slots_of(self, arrival: Int64) -> Int64:
-        """Return the slot of each arrival, -1 where its sample is gone."""
-        rows = self._slots.rows
-        live = np.flatnonzero(rows["query"] >= 0)
-        live = live[np.argsort(rows["arrival"][live])]
-        place = np.searchsorted(rows["arrival"][live], arrival)
-        found = np.isin(arrival, rows["arrival"][live])
-        return np.where(found, np.append(live, -1)[place], -1)
 
     def _numbers(self, scored: pa.RecordBatch) -> Int32:
         """Return the number of each row's query; number new ones and store their prompts."""
@@ -315,14 +296,7 @@ class ReplayBuffer:
 
     def _store(self, scored: pa.RecordBatch, rows: NDArray[Any]) -> Int64:
         """Copy trajectories into the arena and into free or new slots; return the slots."""
-        tokens, offsets = flatten(scored["tokens"])
-        rows["start"] = self._tokens.size + offsets[:-1]
-        arena = self._tokens.extend(len(tokens))
-        arena["token"] = tokens
-        arena["log_mu"] = flatten(scored["log_mu"])[0]
-        arena["log_ref"] = flatten(scored["log_ref"])[0]
-        for name in self.extras:
-            arena[name] = flatten(pc.map_lookup(scored["extras"], name, "first"))[0]
+        rows["start"] = self._arena.append(scored)
         reused = min(len(self._free), len(rows))
         slots = np.arange(self._slots.size - reused, self._slots.size - reused + len(rows))
         if reused:
@@ -343,7 +317,7 @@ class ReplayBuffer:
             place = places_among(self.field("key", old), rows["key"])
             twin = np.where(place < 0, -1, old[place])
         tokens = flatten(scored["tokens"])
-        return near.screen(rows, *tokens, twin, self._slots.rows, self._tokens.data["token"])
+        return near.screen(rows, *tokens, twin, self._slots.rows, self._arena.tokens)
 
     def _merge(self, number: Int32, slots: Int64, displaced: Int64) -> int:
         """Index new slots under their queries; return how many equal samples they replaced."""
@@ -359,8 +333,7 @@ class ReplayBuffer:
         evicted = self._set_samples(queries, owner[order], merged[order])
         self._release(np.concatenate([old[lost], evicted]))
         if self._near is not None:
-            live_tokens = self._tokens.size - self._dead_tokens
-            self._near.note(slots, self._slots.rows, self._tokens.data["token"], live_tokens)
+            self._near.note(slots, self._slots.rows, self._arena.tokens, self._arena.living)
         return int(equal.sum())
 
     def _samples_of(self, numbers: NDArray[Any]) -> tuple[Int32, Int32]:
@@ -412,7 +385,7 @@ class ReplayBuffer:
         if not len(slots):
             return
         self._recency.count(self.field("policy_version", slots), -1)
-        self._dead_tokens += int(self.field("length", slots).sum())
+        self._arena.release(int(self.field("length", slots).sum()))
         self._slots.data["query"][slots] = -1
         self._free.extend(slots.tolist())
 
@@ -425,17 +398,3 @@ class ReplayBuffer:
         self._queries.data["least_uses"][numbers] = least
         for number, uses in zip(numbers.tolist(), least.tolist(), strict=True):
             self._by_use.move(number, uses)
-
-    def _compact(self) -> None:
-        """Close the gaps that dead slots left in the arena; as many tokens added pay for it."""
-        slots = self._slots.rows
-        live = np.flatnonzero(slots["query"] >= 0)
-        live = live[np.argsort(slots["start"][live], kind="stable")]
-        end = 0
-        for part in np.array_split(live, len(live) // 65_536 + 1):  # bounds the temporary index
-            source = ranges(slots["start"][part], slots["length"][part])
-            self._tokens.data[end : end + len(source)] = self._tokens.data[source]
-            slots["start"][part] = end + np.cumsum(slots["length"][part]) - slots["length"][part]
-            end += len(source)
-        self._tokens.size = end
-        self._dead_tokens = 0

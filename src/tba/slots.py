@@ -88,3 +88,12 @@ def surplus(
 def _equals(column: pa.StringArray, word: str) -> NDArray[np.bool_]:
     same: NDArray[np.bool_] = pc.equal(column, str(word)).to_numpy(zero_copy_only=False)
     return same
+
+
+def slots_of(arrival: Int64, rows: NDArray[Any]) -> Int64:
+    """Return the slot of each arrival in the table (rows in use), -1 where its sample is gone."""
+    live = np.flatnonzero(rows["query"] >= 0)
+    live = live[np.argsort(rows["arrival"][live])]
+    place = np.searchsorted(rows["arrival"][live], arrival)
+    found = np.isin(arrival, rows["arrival"][live])
+    return np.where(found, np.append(live, -1)[place], -1)
