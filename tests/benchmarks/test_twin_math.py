@@ -32,12 +32,12 @@ def test_entrants_train_for_their_time_and_once(tmp_path):
     out.mkdir()
 
     def found():
-        return results([config], entrants, out, common=common, seconds=0.3, seeds=1, samples=2)
+        return results([config], entrants, out, common=common, seconds=2.0, seeds=1, samples=2)
 
     first = found()
     assert [(r["method"], r["seed"]) for r in first] == [("tba", 0), ("rloo", 0)]
     for result in first:
-        assert result["seconds"] >= 0.3
+        assert result["seconds"] >= 2.0
         assert result["steps"] > 1
         assert result["report"]["kl"] != 0  # it has learned something
     again = found()
