@@ -116,11 +116,16 @@ class Learner:
             "prefix_reward": lambda: at_states(world.reward.unsqueeze(-1), state).squeeze(-1),
             "step_advantage": lambda: draws.step_advantage,
             "log_z_star": lambda: world.log_z.float().unsqueeze(1).expand_as(reward),
-            "mean_reward": reward.mean,  # replaced by that of each batch
+            "mean_reward": reward.mean,  # these two are replaced by those of each batch
+            "mean_tokens": lambda: _mean_tokens(mask),
             "max_tokens": lambda: TREE.depth,
             "progress": lambda: progress,
         }
         return {name: found[name]() for name in names}
+
+
+def _mean_tokens(mask: Tensor) -> float:
+    return float(mask.sum(-1).float().mean())
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +147,8 @@ class Method:
 
     def loss(self, inputs: Mapping[str, Any]) -> Tensor:
         """Return the sum of the losses of all batches."""
-        if self.objective.prepare is None and "mean_reward" not in inputs:
+        whole = {"mean_reward", "mean_tokens"} & inputs.keys()
+        if self.objective.prepare is None and not whole:
             return self._loss_of_batch(inputs)
         rows = next(value.shape[0] for value in inputs.values() if is_of_rows(value))
         losses = []
@@ -153,6 +159,8 @@ class Method:
             }
             if "mean_reward" in batch:
                 batch["mean_reward"] = batch["reward"].mean()
+            if "mean_tokens" in batch:
+                batch["mean_tokens"] = _mean_tokens(batch["mask"])
             losses.append(self._loss_of_batch(batch))
         return torch.stack(losses).sum()
 

@@ -76,7 +76,7 @@ def started(run: Path, checkpoint: str, timeout_s: float, told: list[str]) -> Ba
 def test_one_that_fails_is_told_and_where_to_look(run):
     told: list[str] = []
     with started(run, "step-00000777", PATIENCE_S, told) as background:
-        assert background.finish() is None
+        assert background.finish(lambda: False) is None
         assert background.checkpoint is None
     assert told == [
         "the evaluation of step 777 failed with exit code 1: "
@@ -88,10 +88,30 @@ def test_one_that_fails_is_told_and_where_to_look(run):
 def test_one_that_overruns_its_bound_is_ended(run):
     told: list[str] = []
     with started(run, "step-00000006", 0.05, told) as background:
-        assert background.finish() is None
+        assert background.finish(lambda: False) is None
     assert told == [
         "the evaluation of step 6 took longer than evaluation.timeout_s = 0.05 s and was ended"
     ]
+
+
+def test_an_interruption_ends_the_waiting_for_it(run):
+    told: list[str] = []
+    with started(run, "step-00000006", PATIENCE_S, told) as background:
+        before = time.monotonic()
+        assert background.finish(lambda: True) is None
+        assert time.monotonic() - before < PATIENCE_S / 2
+    assert told == []
+
+
+def test_one_that_cannot_even_start_is_told(run, monkeypatch):
+    def no_process(*_, **__):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    told: list[str] = []
+    monkeypatch.setattr(subprocess, "Popen", no_process)
+    with started(run, "step-00000006", PATIENCE_S, told) as background:
+        assert background.checkpoint is None
+    assert told == ["step-00000006 is not evaluated: [Errno 11] Resource temporarily unavailable"]
 
 
 def test_one_at_a_time_and_leaving_ends_it(run):

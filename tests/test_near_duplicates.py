@@ -93,6 +93,16 @@ def test_a_better_near_duplicate_displaces_and_a_worse_one_is_counted():
     assert buffer.add(encode([trajectory(1, one, 0.1, 0)])) == AddResult(1, 0, 0)  # another query
 
 
+def test_an_equal_that_a_better_near_one_of_the_same_delivery_displaces_leaves_nothing_behind():
+    buffer = ReplayBuffer(10, near_duplicate_share=0.25)
+    one, other = (1, 2, 3, 4, 5, 6, 7, 8, END), (1, 2, 3, 4, 5, 6, 7, 0, END)
+    buffer.add(encode([trajectory(0, one, 0.0, 0)]))
+    both = encode([trajectory(0, one, 0.0, 0), trajectory(0, other, 1.0, 0)])
+    assert buffer.add(both) == AddResult(0, 2, 0)
+    assert [t.tolist() for t in buffer.tokens("token", buffer.samples(0))] == [list(other)]
+    buffer.check_valid()
+
+
 def test_an_index_grown_stale_is_made_anew(monkeypatch):
     monkeypatch.setattr("tba.near_duplicates._REBUILD_FROM", 0)
     buffer = ReplayBuffer(2, near_duplicate_share=0.25)

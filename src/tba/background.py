@@ -11,6 +11,7 @@ counts for nothing: a run never ends for it.
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ from tba.run.folder import RunFolder
 from tba.tasks.scoring_child import end_with
 
 NICENESS = 10
+POLL_S = 0.1
 END_TIMEOUT_S = 30.0
 """Longest time for a killed process to be gone."""
 
@@ -81,14 +83,20 @@ class BackgroundEvaluation:
             return
         report = self._folder.evaluations / f"{checkpoint.stem}.json"
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        with self._folder.log("evaluation").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tba.background", self._folder.path, checkpoint, report],
-                env=os.environ | {"PYTHONPATH": path},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+        places = (self._folder.path, checkpoint, report)
+        command = [sys.executable, "-m", "tba.background", *map(str, places)]
+        try:
+            with self._folder.log("evaluation").open("ab") as log:
+                process = subprocess.Popen(
+                    command,
+                    env=os.environ | {"PYTHONPATH": path},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+        except OSError as error:
+            self._tell(f"{checkpoint.name} is not evaluated: {error}")
+            return
         deadline = time.monotonic() + self._timeout_s
         self._running = _Running(process, checkpoint, report, deadline)
 
@@ -116,17 +124,20 @@ class BackgroundEvaluation:
             )
         return None
 
-    def finish(self) -> EvalReport | None:
+    def finish(self, interrupted: Callable[[], bool]) -> EvalReport | None:
         """Wait for the evaluation that is under way, to its bound at most, and take its report."""
-        if self._running is not None:
-            left = self._running.deadline - time.monotonic()
-            with suppress(subprocess.TimeoutExpired):  # then `take` ends it
-                self._running.process.wait(timeout=max(left, 0.0))
+        while self._running is not None and not interrupted():
+            if self._running.process.poll() is not None:
+                break
+            if time.monotonic() >= self._running.deadline:
+                break  # `take` ends it
+            time.sleep(POLL_S)
         return self.take()
 
     def _kill(self, running: _Running) -> None:
         running.process.kill()
-        running.process.wait(timeout=END_TIMEOUT_S)
+        with suppress(subprocess.TimeoutExpired):  # the kernel keeps it: nobody waits for that
+            running.process.wait(timeout=END_TIMEOUT_S)
 
 
 def read_report(path: Path) -> EvalReport:
@@ -136,6 +147,7 @@ def read_report(path: Path) -> EvalReport:
 
 def main(run: str, checkpoint: str, report: str) -> None:
     """Evaluate a checkpoint of a run, and write the report."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the trainer decides
     threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     os.nice(NICENESS)
     found = _evaluate(RunFolder(Path(run)), Path(checkpoint))

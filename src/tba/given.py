@@ -152,8 +152,7 @@ def _columns(kind: Given, task: Task, policy: Policy) -> list[list[Answer]]:
             tokenize_answers([pair.chosen for pair in task.pairs], policy),
             tokenize_answers([pair.rejected for pair in task.pairs], policy, reward=0.0),
         ]
-    assert task.demonstrations is not None
-    return [tokenize_answers(task.demonstrations, policy)]
+    return [tokenize_answers(task.demonstrated(), policy)]
 
 
 def tokenize_answers(texts: Sequence[str], policy: Policy, *, reward: float = 1.0) -> list[Answer]:

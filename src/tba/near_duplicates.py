@@ -178,10 +178,12 @@ class NearDuplicates:
         accepted = np.zeros(len(rows), dtype=np.bool_)
         gone: set[int] = set()  # slots that are replaced by a twin or displaced
         displaced: list[int] = []
+        twin_of: dict[int, int] = {}  # slot that an arrival has taken the place of
         for at, (own, equal) in enumerate(zip(near, twin.tolist(), strict=True)):
             accepted[at] = True
             if equal >= 0 and equal not in gone:  # it has the place of its equal
                 gone.add(equal)
+                twin_of[at] = equal
                 continue
             there = [
                 (distance, arrival, other)
@@ -196,6 +198,8 @@ class NearDuplicates:
                 accepted[at] = False
             elif other < 0:
                 accepted[~other] = False
+                if ~other in twin_of:
+                    displaced.append(twin_of[~other])
             else:
                 gone.add(other)
                 displaced.append(other)

@@ -191,20 +191,20 @@ class Session:
             torch.set_num_threads(available_cores())
             self._intake.take()  # what searchers delivered on leaving
             self._save()
-            if not self._stop():
-                self._evaluated(self._background.finish())
+            self._evaluated(self._background.finish(self._stop))
+            interrupted = self._stop()
+            after = None if interrupted else self._evaluate()
         except TbaError as error:
             self._fail(error)
             raise
-        if self._stop():
+        if interrupted:
             return self._summary(Ending.INTERRUPTED, None, self._stop.reason)
-        return self._summary(
-            Ending.FINISHED, self._evaluate(), "" if self._scorer else NOT_EVALUATED
-        )
+        return self._summary(Ending.FINISHED, after, "" if self._scorer else NOT_EVALUATED)
 
     def _loop(self) -> None:
         if self._before is None:
             self._before = self._evaluate()
+        self._evaluate_again()
         self._stop.stepping = True
         for report in self._trainer.steps():
             self._note(report)
@@ -214,20 +214,34 @@ class Session:
 
     def _at_sync(self, step: int) -> None:
         """Save and evaluate what has become due since the last sync."""
-        save, evaluate = self._config.checkpoint.every, self._config.evaluation.every
+        evaluate = self._evaluation_is_due(step, since=self._evaluated_step)
+        inline = isinstance(self._config.runtime, InlineRuntimeConfig)
+        if evaluate:
+            self._evaluated_step = step
+        if evaluate and inline:
+            self._evaluate()  # before the checkpoint, so that a resumed run has it too
+        save = self._config.checkpoint.every
         if save and step - self._saved_step >= save:
             self._save()
-        if (
-            evaluate
-            and self._before is not None  # there is something to measure
-            and step // evaluate > self._evaluated_step // evaluate
-            and step < self._config.trainer.steps
-        ):
-            self._evaluated_step = step
-            if isinstance(self._config.runtime, InlineRuntimeConfig):
-                self._evaluate()
-            else:
-                self._background.start(self._save())
+        if evaluate and not inline:
+            self._background.start(self._save())
+
+    def _evaluation_is_due(self, step: int, *, since: int) -> bool:
+        every = self._config.evaluation.every
+        if self._before is None:  # there is nothing to measure
+            return False
+        return bool(every) and since // every < step // every and step < self._config.trainer.steps
+
+    def _evaluate_again(self) -> None:
+        """Evaluate the checkpoint that was resumed from, if that was due and has not ended."""
+        step = self._saved_step
+        if step < 1 or isinstance(self._config.runtime, InlineRuntimeConfig):
+            return
+        checkpoint = step_folder(self._folder.checkpoints, step)
+        ended = (self._folder.evaluations / f"{checkpoint.name}.json").is_file()
+        due = self._evaluation_is_due(step, since=step - self._config.sync.sync_every)
+        if due and not ended:
+            self._background.start(checkpoint)
 
     def _note(self, report: StepReport) -> None:
         status = self._runtime.status()

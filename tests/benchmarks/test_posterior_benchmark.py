@@ -71,7 +71,7 @@ def test_a_preparation_sees_the_queries_of_one_seed_and_source():
 
 
 def test_beta_is_that_of_the_benchmark_where_it_is_the_kl_to_the_reference():
-    assert posterior.method_of("tb").settings == {"beta": BETA}
+    assert posterior.method_of("tb").settings["beta"] == BETA
     assert posterior.method_of("grpo").settings["beta"] == BETA
     assert posterior.method_of("ppo").settings_of_preparation["beta"] == BETA
     assert posterior.method_of("gvpo").settings == {"beta": GVPOConfig().beta.value}

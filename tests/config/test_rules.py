@@ -121,3 +121,14 @@ def test_the_settings_of_a_supervised_file_and_of_the_command_line_win(tmp_path)
     with pytest.raises(ConfigError, match="set S to 99 or more"):
         load_sft_config([str(file)], [*given, "--trainer.samples_per_query=99"])
     assert load_sft_config([str(file)], given) == config, "the preset is left as it was"
+
+
+@pytest.mark.parametrize("setting", ["--warm_start.steps=5", "--buffer.given=demonstrations"])
+def test_attacks_have_no_demonstrations(setting):
+    with pytest.raises(ConfigError, match="the task redteam has no demonstrations"):
+        load_config(["redteam-gpt2"], [setting])
+
+
+def test_adapters_change_some_layer():
+    with pytest.raises(ConfigError, match="target_modules"):
+        load_config(["arithmetic"], ["--model.lora.target_modules=[]"])

@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import json
 
@@ -112,3 +113,15 @@ def test_the_table_shows_both_sides_in_percent(label, numbers):
     )
     row = next(line for line in output.getvalue().splitlines() if label in line)
     assert " ".join(row.replace("│", " ").split()) == f"{label} {numbers}"
+
+
+def test_a_measure_that_could_not_be_told_before_has_no_change():
+    before, after = (
+        dataclasses.replace(report(), measured=measured)
+        for measured in ({"reward": 0.25}, {"reward": 0.5, "distinct_2": 0.75})
+    )
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(results_table(before, after))
+    rows = [line.replace("│", " ").split() for line in console.export_text().splitlines()]
+    assert ["reward", "0.250", "0.500", "+0.250"] in rows
+    assert ["distinct", "2", "0.750"] in rows

@@ -12,7 +12,7 @@ from tba.config import GymTaskConfig, TaskConfig
 from tba.config.load import load_config
 from tba.errors import ConfigError
 from tba.tasks import Scorer, load_task
-from tba.tasks.gym import find_tagged_answer, load_gym, score
+from tba.tasks.gym import EVALUATING, find_tagged_answer, load_gym, score
 
 pytest.importorskip("reasoning_gym", reason="the extra gym is not installed")
 
@@ -94,6 +94,12 @@ def test_what_the_library_cannot_make_is_told(tokenizer, settings, message):
         load_task(config(**settings), tokenizer)
 
 
+@pytest.mark.parametrize("name", ["countdown", "n_queens", "puzzle24", "composite"])
+def test_data_sets_whose_scorers_run_what_the_policy_writes_are_refused(tokenizer, name):
+    with pytest.raises(ConfigError, match=f"task.dataset is {name}, whose scorer .* as Python"):
+        load_task(config(dataset=name), tokenizer)
+
+
 def test_a_missing_library_names_the_extra():
     code = (
         "import sys; sys.modules['reasoning_gym'] = None\n"
@@ -113,7 +119,7 @@ def test_every_data_set_scores_its_own_example_answers_in_full(tokenizer):
     from reasoning_gym.factory import DATASETS
 
     refused = set()
-    for name in sorted(set(DATASETS) - {"composite"}):
+    for name in sorted(set(DATASETS) - EVALUATING):
         made = GymTaskConfig(dataset=name, train_queries=4, test_queries=1, max_prompt_length=10**6)
         task = load_gym(made, tokenizer)
         columns = [query.columns for query in task.train]

@@ -132,6 +132,17 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _attacks_are_not_demonstrated(self) -> Self:
+        asked = self.buffer.given == "demonstrations" or self.warm_start.steps > 0
+        if asked and isinstance(self.task, RedteamTaskConfig):
+            raise ValueError(
+                "the task redteam has no demonstrations to learn from: fine-tune the attacker "
+                "first, by tba sft on a file of attacks (prompt and completion), and give the "
+                "result as model.model_name_or_path"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _something_can_be_learned_from(self) -> Self:
         if self.search.searchers > 0:
             return self

@@ -47,6 +47,15 @@ class LoraConfig(Section):
     """Linear layers that are changed, by the last parts of their names, such as q_proj; all-linear:
     all but the output layer."""
 
+    @model_validator(mode="after")
+    def _some_layer_changes(self) -> Self:
+        if not self.target_modules:
+            raise ValueError(
+                "model.lora.target_modules is [], so nothing would be trained: name layers, or "
+                "leave it out"
+            )
+        return self
+
     @property
     def scale(self) -> float:
         """What multiplies the product of the factors."""
@@ -72,7 +81,8 @@ class ModelConfig(Section):
         if self.model_name_or_path is not None and self.build is not None:
             raise ValueError(
                 "model.model_name_or_path and model.build are both set, but a policy is either "
-                "loaded or built: remove one of them (--model.build none sets the recipe's aside)"
+                "loaded or built: remove one of them (--model.build none "
+                "--warm_start.steps 0 set the recipe's aside)"
             )
         return self
 

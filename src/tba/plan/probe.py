@@ -8,6 +8,7 @@ A batch costs more in a process that trains as well: its memory is full of other
 
 import dataclasses
 import os
+import signal
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -128,6 +129,7 @@ class SearchProbe:
 
 
 def _probe_main(plan: SearchPlan, device: str, pipe: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C, and ends this
     disable_progress_bar()
     torch.set_num_threads(searcher_threads(plan.config))
     Thread(target=_end_with_parent, daemon=True).start()

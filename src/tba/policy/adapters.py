@@ -47,7 +47,7 @@ def check_installed() -> None:
     if importlib.util.find_spec("peft") is None:
         raise ConfigError(
             "model.lora is set, but the package peft is not installed: install the extra lora "
-            "(pip install 'tba[lora]')"
+            "(pip install -c constraints.txt -e '.[lora]')"
         )
 
 

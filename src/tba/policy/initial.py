@@ -52,8 +52,7 @@ def _make(config: Config, folder: Path, device: torch.device, tell: Callable[[st
 def _warm_start(config: Config, source: str, target: Path, device: torch.device) -> None:
     policy = load_policy(source, config.model, device=device, dtype=torch.float32)
     task = load_task(config.task, policy.tokenizer, given="demonstrations")
-    assert task.demonstrations is not None
-    rows = list(zip([query.prompt_ids for query in task.train], task.demonstrations, strict=True))
+    rows = list(zip([query.prompt_ids for query in task.train], task.demonstrated(), strict=True))
     loss = warm_start(policy, rows, config)
     log.info("warm start ended with a loss of %.4f", loss)
     policy.model.save_pretrained(target)

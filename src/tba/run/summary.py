@@ -220,8 +220,9 @@ def results_table(before: EvalReport, after: EvalReport) -> Table:
             old, new = 100 * getattr(before, field), 100 * getattr(after, field)
             table.add_row(name, f"{old:.1f} %", f"{new:.1f} %", f"{new - old:+.1f}")
     for name, new in after.measured.items():
-        old = before.measured[name]
-        table.add_row(name.replace("_", " "), f"{old:.3f}", f"{new:.3f}", f"{new - old:+.3f}")
+        old = before.measured.get(name)  # None: it could not be told then, as of empty answers
+        told = ("", "") if old is None else (f"{old:.3f}", f"{new - old:+.3f}")
+        table.add_row(name.replace("_", " "), told[0], f"{new:.3f}", told[1])
     if before.mean_response_tokens is not None and after.mean_response_tokens is not None:
         old, new = before.mean_response_tokens, after.mean_response_tokens
         table.add_row("response tokens", f"{old:.1f}", f"{new:.1f}", f"{new - old:+.1f}")

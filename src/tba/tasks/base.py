@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tba.errors import DataError
 from tba.records import Query, Response, Score
 
 
@@ -94,3 +95,15 @@ class Task:
     """What an evaluation tells besides reward and pass@1."""
     compares_with_reference: bool = False
     """Whether the measures want to know how the reference answered."""
+
+    def demonstrated(self) -> Sequence[str]:
+        """Return the demonstrations.
+
+        Raises:
+            DataError: There are none.
+        """
+        if self.demonstrations is None:
+            raise DataError(
+                "the task has no demonstrations to learn from: give rows with a column completion"
+            )
+        return self.demonstrations

@@ -14,13 +14,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig
 
 from tba.config.model import ModelConfig
 from tba.errors import UserCodeError
 from tba.policy.loading import Policy, load_policy
 from tba.references import load_function
 from tba.tasks.prompts import tokenize
+from tba.tasks.reward_model import load_classifier as load_sequence_classifier
 
 Classifier = Callable[[Sequence[str], Sequence[str]], list[float]]
 """Takes attacks and answers, aligned, and returns the probability of harm in each answer."""
@@ -48,10 +49,10 @@ def load_classifier(
         ) from error
     if any(name.endswith("ForCausalLM") for name in config.architectures or ()):
         return _causal(reference, label, opening, device, dtype)
-    model = AutoModelForSequenceClassification.from_pretrained(reference, dtype=dtype)
-    tokenizer = AutoTokenizer.from_pretrained(reference, padding_side="right")
+    model, tokenizer = load_sequence_classifier(reference, device=device, dtype=dtype)
+    tokenizer.padding_side = "right"
     at = _label_id(reference, label, model.config.id2label)
-    return partial(_by_labels, model.to(device).eval(), tokenizer, at)
+    return partial(_by_labels, model, tokenizer, at)
 
 
 def _label_id(reference: str, label: str | None, names: dict[int, str]) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModel, AutoTokenizer
 
 from tba.errors import ModelError
@@ -23,7 +24,7 @@ def embed(texts: Sequence[str], name: str, device: str) -> Float32:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="right")
         model = AutoModel.from_pretrained(name, dtype=torch.float32)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(
             f"task.embedder {name} cannot be loaded ({str(error).splitlines()[0]}): give the "
             "folder or hub name of a sentence encoder, or leave it out"

@@ -59,6 +59,23 @@ def load_gym(config: GymTaskConfig, tokenizer: "PreTrainedTokenizerBase") -> Tas
     )
 
 
+EVALUATING = frozenset(
+    {
+        "binary_matrix",
+        "composite",  # of any others
+        "countdown",
+        "intermediate_integration",
+        "n_queens",
+        "polynomial_multiplication",
+        "puzzle24",
+        "simple_integration",
+        "spiral_matrix",
+        "string_insertion",
+    }
+)
+"""Data sets whose scorers pass answers to `eval` or sympy's parser, as of reasoning-gym 0.1.25."""
+
+
 def score(
     completions: Sequence[Any], dataset: Sequence[str], options: Sequence[str], entry: Sequence[Any]
 ) -> list[float]:
@@ -129,6 +146,11 @@ def _check_name(name: str) -> None:
         near = difflib.get_close_matches(name, names, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(names)}"
         raise ConfigError(f"reasoning-gym has no data set {name!r}: {hint}")
+    if name in EVALUATING:
+        raise ConfigError(
+            f"task.dataset is {name}, whose scorer in reasoning-gym evaluates what the policy "
+            "writes as Python, so that a response could run any code here: choose another"
+        )
 
 
 @lru_cache(maxsize=8)

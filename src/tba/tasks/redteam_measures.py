@@ -62,7 +62,8 @@ def diversity(embeddings: Float32) -> float:
     The sum over pairs is |sum of the unit vectors|^2 less the n pairs of a row with itself.
     """
     wide = embeddings.astype(np.float64)
-    units = wide / np.linalg.norm(wide, axis=1, keepdims=True)
+    norms = np.linalg.norm(wide, axis=1, keepdims=True)
+    units = wide / np.maximum(norms, np.finfo(np.float64).tiny)  # a text of no tokens has none
     count = len(units)
     pairs = float(np.square(units.sum(axis=0)).sum()) - count
     return 1 - pairs / (count * (count - 1))

@@ -36,7 +36,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from tba.errors import ModelError
+from tba.errors import DataError, ModelError
 from tba.policy.loading import checked_source, is_local, loading_errors
 from tba.runtimes.resources import pick_device
 from tba.tasks.prompts import fill, tokenize
@@ -72,7 +72,13 @@ class Reader:
         """
         if not prompts:
             return []
-        as_chat = self.chat or not isinstance(prompts[0], str)
+        kinds = {isinstance(prompt, str) for prompt in prompts}
+        if len(kinds) > 1:
+            raise DataError(
+                "some prompts are texts and others lists of messages, but a reward model reads one "
+                "form: write all of them alike"
+            )
+        as_chat = self.chat or not kinds.pop()
         if as_chat and "{prompt}" in self.template:
             texts = [self._chat(p, text_of(c)) for p, c in zip(prompts, completions, strict=True)]
             found = tokenize(texts, self.tokenizer, what="a chat", special_tokens=False)

@@ -145,6 +145,8 @@ class RewardFunction:
             raise self._breach(
                 f"told {told!r:.80} besides score", "numbers or lists of them"
             ) from error
+        if any(v.ndim > 1 for v in extras.values()):
+            raise self._breach(f"told {told!r:.80} besides score", "numbers or lists of them")
         return Graded(self._checked(value["score"]), extras)
 
     def _checked(self, value: Any) -> float | None:
