@@ -226,8 +226,8 @@ class Subject:
         self._inputs = Inputs(policy.model, OBJECTIVES["tb"], config, policy.eos_ids)
         step, steps = self._state.step, config.trainer.steps
         self.beta = _beta(config, step)
-        own = settings_at(config.objective, step, steps)
-        self.reference_weight = float(own.get("reference_weight", 1.0))
+        settings = settings_at(config.objective, step, steps)
+        self.reference_weight = float(settings.get("reference_weight", 1.0))
         until = self._state.rollout_position
         logged = read_log(folder.rollouts, until)
         self.buffer = rebuild_buffer(logged, config, checkpoint, self._state.step).buffer
