@@ -220,7 +220,22 @@ def measured(subject: Subject, run: Path, batch, budget: int = 128) -> dict[str,
     config = RunFolder.open(run).config()
     policy = policy_of(run)
     inputs = Inputs(policy.model, OBJECTIVES["tb"], config, policy.eos_ids)
-    return measure(inputs, batch, beta=subject.beta, micro_batch_tokens=budget)
+    weight = subject.reference_weight
+    return measure(
+        inputs, batch, beta=subject.beta, reference_weight=weight, micro_batch_tokens=budget
+    )
+
+
+def test_log_z_is_of_the_runs_own_posterior(tmp_path):
+    weight = {"kind": "linear", "start": 1.0, "end": 0.5}
+    objective = SECTIONS["objective"] | {"reference_weight": weight}
+    run = run_of(tmp_path, **SECTIONS | {"objective": objective})
+    found, subject = analyse(run, Plan(objectives=("tb",))), subject_of(run)
+    assert found.reference_weight == subject.reference_weight == 0.5
+    batch = batch_of(subject, run)
+    assert found.bins[-1].log_z == pytest.approx(measured(subject, run, batch)["log_z"].mean())
+    subject.reference_weight = 1.0
+    assert found.bins[-1].log_z != pytest.approx(measured(subject, run, batch)["log_z"].mean())
 
 
 def test_figures_do_not_depend_on_the_micro_batches(run):

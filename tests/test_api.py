@@ -37,6 +37,22 @@ def test_a_recipe_with_settings_is_trained_in_the_folder(calls):
     assert (call.run_dir, call.resume, call.clean) == (Path("runs/x"), False, False)
 
 
+@pytest.mark.parametrize(("start", "searchers"), [(tba.train, 1), (tba.sft, 0)])
+def test_settings_alone_say_what_to_train(calls, start, searchers):
+    start(
+        **{
+            "task.kind": "custom",
+            "task.train_file": "rows.jsonl",
+            "task.reward": ["exact_match"],
+            "model.model_name_or_path": "m",
+            "search.max_completion_length": 8,
+        }
+    )
+    (call,) = calls
+    assert call.config.search.searchers == searchers
+    assert re.fullmatch(r"run-\d{8}-\d{6}", call.run_dir.name)
+
+
 def test_a_configuration_is_trained_as_it_is(calls):
     config = tba.load_config(["arithmetic"], ["--runtime.kind=inline"])
     tba.train(config, clean=True)

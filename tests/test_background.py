@@ -22,6 +22,16 @@ from tiny_runs import tiny_config, train
 PATIENCE_S = 60.0
 
 
+def test_an_evaluation_whose_trainer_was_gone_before_it_began_ends(tmp_path):
+    code = (
+        "import time\n"
+        "from tba import background\n"
+        "background._evaluate = lambda *_: time.sleep(60)\n"
+        f"background.main({str(tmp_path)!r}, 'step-00000001', 'report.json', '2')\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=50, check=False).returncode == 1
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     """A finished run whose checkpoints were evaluated by other processes."""

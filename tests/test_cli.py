@@ -75,6 +75,20 @@ def test_train_passes_recipe_overrides_and_options_on_in_any_order(calls):
     assert (call.run_dir, call.clean, call.resume) == (Path("r"), True, False)
 
 
+@pytest.mark.parametrize("command", ["train", "sft"])
+def test_settings_alone_say_what_to_train(calls, command, tmp_path):
+    settings = [
+        *("--task.kind", "custom", "--task.train_file", str(tmp_path / "rows.jsonl")),
+        *("--task.reward", '["exact_match"]', "--model.model_name_or_path", "m"),
+        *("--search.max_completion_length", "8"),
+    ]
+    result = runner.invoke(app, [command, *settings, "--run-dir", "r"])
+    assert result.exit_code == 0, result.output
+    (call,) = calls.made
+    assert (call.config.task.train_file, call.run_dir) == (tmp_path / "rows.jsonl", Path("r"))
+    assert call.config.search.searchers == (1 if command == "train" else 0)
+
+
 def test_dry_run_prints_a_configuration_that_loads_and_runs_nothing(calls, tmp_path):
     result = runner.invoke(app, ["train", "arithmetic", "--dry-run", "--seed", "7"])
     assert result.exit_code == 0

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from transformers.utils.logging import enable_progress_bar
 from typer.testing import CliRunner
 
 from tba import eval as evaluation
@@ -160,6 +161,14 @@ def test_command_measures_a_model_on_a_recipe(models):
     assert "pass@1, greedy 100.0 %" in words
     assert "pass@2, sampled 100.0 %" in words
     assert "KL to the reference, nats a response" in words
+
+
+def test_no_bar_of_transformers_is_drawn_over_what_the_command_tells(models):
+    enable_progress_bar()
+    arguments = ["eval", models[0], "--task", "arithmetic", "--samples", "1"]
+    result = CliRunner().invoke(app, [*arguments, *SETTINGS, "--evaluation.queries=2"])
+    assert result.exit_code == 0, result.output
+    assert "Loading weights" not in result.stderr
 
 
 def test_command_measures_a_run_on_its_own_task(models, tmp_path):

@@ -264,12 +264,19 @@ def test_the_pairs_of_the_rows_train_without_search(folder, monkeypatch, tmp_pat
     assert "eval_win_rate_given" in found[2]
 
 
-def test_pareto_needs_a_gold_judge(tmp_path):
+def test_pareto_of_a_run_without_a_judge_says_how_to_name_one(folder):
+    done = CliRunner().invoke(app, ["pareto", str(folder / "run"), "--task.judge", "none"])
+    assert done.exit_code == 2
+    assert "has no gold judge to tell win rates: name one by --task.judge" in done.stderr
+
+
+def test_pareto_needs_runs_of_a_task_with_a_judge(tmp_path):
     config = tiny_config(tmp_path, trainer={"steps": 1})
     train(tmp_path, config)
     done = CliRunner().invoke(app, ["pareto", str(tmp_path / "run")])
     assert done.exit_code == 2
-    assert "has no gold judge to tell win rates" in done.stderr
+    assert "is a run of the task custom, in which no judge tells win rates" in done.stderr
+    assert "--task.judge" not in done.stderr, "which that task does not have"
     done = CliRunner().invoke(app, ["pareto", str(tmp_path)])
     assert "is not a run folder" in done.stderr
 

@@ -325,7 +325,7 @@ def test_bad_rows_are_refused_in_one_sentence_and_leave_no_run(place, rows, word
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ([], "nothing to learn from is named: give --task.train_file ROWS, a .toml file or"),
+        ([], "nothing to train is named: give a recipe (arithmetic, "),
         (["--rundir", "x"], "there is no option --rundir (did you mean --run-dir?)"),
         (["arithmetic", "--objective.kind=grpo"], "objective.kind grpo"),
         (["arithmetic", "--search.temperature=0.7"], "search.temperature is 0.7"),

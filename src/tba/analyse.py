@@ -133,6 +133,8 @@ class Analysis:
     """Kind of the run's own objective."""
     beta: float
     """Of both estimates of log Z."""
+    reference_weight: float
+    """Exponent of the reference in the posterior of both."""
     samples_per_query: int
     """K."""
     objectives: tuple[str, ...]
@@ -191,6 +193,7 @@ def analyse(run: Path, plan: Plan, tell: Tell = lambda text: None) -> Analysis:
         step=checkpoint.state.step,
         objective=config.objective.kind,
         beta=subject.beta,
+        reference_weight=subject.reference_weight,
         samples_per_query=k,
         objectives=tuple(sections),
         bins=tuple(reports),
@@ -221,14 +224,18 @@ class Subject:
             self._losses[kind] = BatchLoss(policy.model, own, policy.eos_ids)
             checkpoint.restore_beside_the_policy(self._losses[kind].beside_the_policy())
         self._inputs = Inputs(policy.model, OBJECTIVES["tb"], config, policy.eos_ids)
-        self.beta = _beta(config, self._state.step)
+        step, steps = self._state.step, config.trainer.steps
+        self.beta = _beta(config, step)
+        settings = settings_at(config.objective, step, steps)
+        self.reference_weight = float(settings.get("reference_weight", 1.0))
         until = self._state.rollout_position
         logged = read_log(folder.rollouts, until)
         self.buffer = rebuild_buffer(logged, config, checkpoint, self._state.step).buffer
         self._log_z_of: dict[int, float] = {}
         drawn = config.search.temperature_range is not None  # then not the reference's own samples
         if self._state.reference_version == 0 and not drawn:
-            self._log_z_of = reference_log_z(read_log(folder.rollouts, until), self.beta)
+            reference = read_log(folder.rollouts, until)
+            self._log_z_of = reference_log_z(reference, self.beta, self.reference_weight)
 
     def report(self, samples: BinSamples, *, queries: int, samples_per_query: int) -> BinReport:
         """Draw a batch of a bin and say all about it."""
@@ -237,6 +244,7 @@ class Subject:
             self._inputs,
             batch,
             beta=self.beta,
+            reference_weight=self.reference_weight,
             micro_batch_tokens=self._config.trainer.micro_batch_tokens,
         )
         means: dict[str, Any] = {name: float(values.mean()) for name, values in measures.items()}

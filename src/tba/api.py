@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,12 +19,14 @@ from tba.run.progress import Progress
 if TYPE_CHECKING:
     from tba.run.summary import Summary
 
+Load = Callable[[Sequence[str | Config], Sequence[str]], Config]
+"""Makes a configuration of sources and overrides."""
 RUNS = Path("runs")
 """Where runs go that are given no folder."""
 
 
 def train(
-    config: Config | str | Sequence[str | Config],
+    config: Config | str | Sequence[str | Config] = (),
     *,
     run_dir: str | Path | None = None,
     clean: bool = False,
@@ -36,7 +38,8 @@ def train(
         tba.train("arithmetic", run_dir="runs/x", **{"trainer.steps": 10})
 
     Args:
-        config: A recipe, the path of a TOML file, a `Config`, or several, later ones on top.
+        config: A recipe, the path of a TOML file, a `Config`, or several, later ones on top;
+            nothing is needed where `settings` say all.
         run_dir: The run folder; by default `runs/NAME-DATE-TIME`.
         clean: Deletes the run that the folder holds already.
         progress: Shows what the run does on stderr.
@@ -46,10 +49,7 @@ def train(
         UserError: Something given is wrong.
         TbaError: The run could not go on; its folder can be resumed.
     """
-    sources = _sources(config)
-    resolved = load_config(sources, _overrides(settings))
-    folder = default_run_dir(sources) if run_dir is None else Path(run_dir)
-    return run(resolved, folder, clean=clean, progress=progress)
+    return _start(load_config, config, settings, run_dir=run_dir, clean=clean, progress=progress)
 
 
 def sft(
@@ -65,7 +65,7 @@ def sft(
         tba.sft(run_dir="runs/x", **{"task.train_file": "rows.jsonl", ...})
 
     Args:
-        config: As for `train`; nothing is needed where `settings` say all.
+        config: As for `train`.
         run_dir: The run folder; by default `runs/NAME-DATE-TIME`.
         clean: Deletes the run that the folder holds already.
         progress: Shows what the run does on stderr.
@@ -75,18 +75,24 @@ def sft(
         UserError: Something given is wrong.
         TbaError: The run could not go on; its folder can be resumed.
     """
-    sources = _sources(config)
-    resolved = load_sft_config(sources, _overrides(settings))
-    folder = default_run_dir(sources or ["sft"]) if run_dir is None else Path(run_dir)
+    return _start(
+        load_sft_config, config, settings, run_dir=run_dir, clean=clean, progress=progress
+    )
+
+
+def _start(
+    load: Load,
+    config: Config | str | Sequence[str | Config],
+    settings: Mapping[str, object],
+    *,
+    run_dir: str | Path | None,
+    clean: bool,
+    progress: bool,
+) -> "Summary":
+    sources = [config] if isinstance(config, str | Config) else list(config)
+    resolved = load(sources, [f"--{name}={literal(value)}" for name, value in settings.items()])
+    folder = default_run_dir(sources) if run_dir is None else Path(run_dir)
     return run(resolved, folder, clean=clean, progress=progress)
-
-
-def _sources(config: Config | str | Sequence[str | Config]) -> list[str | Config]:
-    return [config] if isinstance(config, str | Config) else list(config)
-
-
-def _overrides(settings: Mapping[str, object]) -> list[str]:
-    return [f"--{name}={literal(value)}" for name, value in settings.items()]
 
 
 def resume(run_dir: str | Path, *, progress: bool = True) -> "Summary":
@@ -124,7 +130,8 @@ def run(
     from tba import session
 
     console = Console(stderr=True, quiet=not progress)
-    with Progress(config.trainer.steps, console=console) as shown:
+    searches = config.search.searchers > 0
+    with Progress(config.trainer.steps, searches=searches, console=console) as shown:
         return session.run(config, run_dir, resume=resume, clean=clean, progress=shown)
 
 

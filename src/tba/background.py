@@ -1,11 +1,11 @@
 """Evaluates checkpoints beside the run, in a process of its own, so that the trainer goes on.
 
-    Session --start(checkpoint)--> python -m tba.background RUN CHECKPOINT FILE --report--> take()
+    Session --start(checkpoint)--> python -m tba.background RUN CHECKPOINT FILE PID --report--> take
 
 The process loads the checkpoint's policy as anybody would, asks the held-out queries with the same
 random numbers as the evaluations before and after the run, and writes a report; it is polite (a
-`nice` of 10). One evaluation runs at a time. One that fails or overruns its bound is told and
-counts for nothing: a run never ends for it.
+`nice` of 10), and ends when its parent, process PID, does. One evaluation runs at a time. One that
+fails or overruns its bound is told and counts for nothing: a run never ends for it.
 """
 
 import dataclasses
@@ -84,7 +84,7 @@ class BackgroundEvaluation:
         report = self._folder.evaluations / f"{checkpoint.stem}.json"
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         places = (self._folder.path, checkpoint, report)
-        command = [sys.executable, "-m", "tba.background", *map(str, places)]
+        command = [sys.executable, "-m", "tba.background", *map(str, places), str(os.getpid())]
         try:
             with self._folder.log("evaluation").open("ab") as log:
                 process = subprocess.Popen(
@@ -145,10 +145,10 @@ def read_report(path: Path) -> EvalReport:
     return TypeAdapter(EvalReport).validate_json(path.read_bytes())
 
 
-def main(run: str, checkpoint: str, report: str) -> None:
-    """Evaluate a checkpoint of a run, and write the report."""
+def main(run: str, checkpoint: str, report: str, parent: str) -> None:
+    """Evaluate a checkpoint of a run, and write the report; end when the parent process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the trainer decides
-    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=end_with, args=(int(parent),), daemon=True).start()
     os.nice(NICENESS)
     found = _evaluate(RunFolder(Path(run)), Path(checkpoint))
     Path(report).parent.mkdir(exist_ok=True)

@@ -9,19 +9,19 @@ KL                 mean over responses of log pi - log p_ref, at the sampling te
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from tba.config import Config
 from tba.engines.base import Sampling
 from tba.engines.torch_engine import TorchEngine
 from tba.evaluation import (
     Answers,
-    answers,
+    ask,
     kl_to_reference,
     paper_perplexity,
     perplexity,
@@ -124,27 +124,17 @@ def evaluate_models(
         UserError: A model, the task or its reward cannot be used.
         AllExcludedError: Hardly any response could be scored.
     """
+    disable_progress_bar()  # transformers' own, of loading
     policy = _load(config, models.policy)
     task = load_task(config.task, policy.tokenizer, eos_ids=policy.eos_ids)
     queries = task.test[: config.evaluation.queries]
-    length, temperature = config.search.max_completion_length, config.search.temperature
-    check_positions(policy.model, queries, length)
+    temperature = config.search.temperature
+    check_positions(policy.model, queries, config.search.max_completion_length)
     engine = TorchEngine(policy.model, policy.eos_ids)
     with Scorer(task.reward) as scorer:
-        ask = partial(
-            answers,
-            engine,
-            scorer,
-            queries=queries,
-            tokenizer=policy.tokenizer,
-            pass_threshold=task.pass_threshold,
-            queries_per_batch=max(1, config.evaluation.queries_per_batch // samples),
-            seed=config.seed,
+        sampled, greedy = ask(
+            engine, scorer, task=task, tokenizer=policy.tokenizer, config=config, samples=samples
         )
-        sampled = ask(sampling=Sampling(samples, temperature, length))
-        greedy = sampled
-        if task.pass_threshold is not None:
-            greedy = ask(sampling=Sampling(1, 0.0, length))
     reference = policy if models.reference == models.policy else _load(config, models.reference)
     measured = sampled.measured(task, _reference_texts(config, task, reference, samples))
     at_temperature = log_probs_under(reference, sampled, temperature)
@@ -152,14 +142,14 @@ def evaluate_models(
     if temperature != 1:
         untempered = log_probs_under(reference, sampled, 1.0)
     responses, asked = sampled.answered.responses, sampled.answered.queries
-    failures = len(sampled.failures) + (len(greedy.failures) if greedy is not sampled else 0)
+    failures = len(sampled.failures) + (len(greedy.failures) if greedy else 0)
     pass_at = {k: sampled.pass_at(k) for k in ks}
     return PolicyReport(
         policy=models.policy,
         reference=models.reference,
         queries=len(queries),
         samples=samples,
-        greedy_pass_at_1=greedy.pass_at(1),
+        greedy_pass_at_1=greedy.pass_at(1) if greedy else None,
         pass_at={k: share for k, share in pass_at.items() if share is not None},
         measured=measured,
         mean_response_tokens=sampled.response_tokens / (len(queries) * samples),

@@ -7,6 +7,7 @@ import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -143,32 +144,17 @@ def evaluate(
         AllExcludedError: no response could be scored.
     """
     start = time.perf_counter()
-    queries = task.test[: config.evaluation.queries]
-
-    def asked(temperature: float) -> Answers:
-        return answers(
-            engine,
-            scorer,
-            queries=queries,
-            tokenizer=tokenizer,
-            pass_threshold=task.pass_threshold,
-            sampling=Sampling(1, temperature, config.search.max_completion_length),
-            queries_per_batch=config.evaluation.queries_per_batch,
-            seed=config.seed,
-        )
-
-    sampled = asked(config.search.temperature)
-    greedy = None if task.pass_threshold is None else asked(0.0)
+    sampled, greedy = ask(engine, scorer, task=task, tokenizer=tokenizer, config=config)
     texts = None
     if task.compares_with_reference and reference is not None:
         texts = reference.compared_with(sampled.answered, policy_version)
     measured = sampled.measured(task, texts)
     return EvalReport(
         policy_version=policy_version,
-        queries=len(queries),
+        queries=sampled.queries,
         sampled_pass_at_1=sampled.pass_at(1),
         greedy_pass_at_1=greedy.pass_at(1) if greedy else None,
-        mean_response_tokens=sampled.response_tokens / len(queries),
+        mean_response_tokens=sampled.response_tokens / sampled.queries,
         excluded=len(sampled.failures) + (len(greedy.failures) if greedy else 0),
         seconds=time.perf_counter() - start,
         measured=measured,
@@ -254,6 +240,38 @@ def _of_responses(
             policy_version=version,
             reference=reference,
         )
+
+
+def ask(
+    engine: Engine,
+    scorer: Scorer,
+    *,
+    task: Task,
+    tokenizer: Decoder,
+    config: Config,
+    samples: int = 1,
+) -> tuple[Answers, Answers | None]:
+    """Ask the task's first held-out queries, as many as the configuration says.
+
+    Returns:
+        `samples` responses to each at the search temperature; and the likeliest one to each, token
+        by token, or None where the task knows no right and wrong.
+    """
+    asked = partial(
+        answers,
+        engine,
+        scorer,
+        queries=task.test[: config.evaluation.queries],
+        tokenizer=tokenizer,
+        pass_threshold=task.pass_threshold,
+        queries_per_batch=max(1, config.evaluation.queries_per_batch // samples),
+        seed=config.seed,
+    )
+    length = config.search.max_completion_length
+    sampled = asked(sampling=Sampling(samples, config.search.temperature, length))
+    if task.pass_threshold is None:
+        return sampled, None
+    return sampled, asked(sampling=Sampling(1, 0.0, length))
 
 
 def answers(

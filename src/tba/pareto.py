@@ -156,11 +156,13 @@ def _measures() -> tuple[str, ...]:
 
 def _config(run: Path, overrides: Sequence[str]) -> Config:
     config = load_config([RunFolder.open(run).config()], overrides)
-    if not isinstance(config.task, PreferenceTaskConfig) or config.task.judge is None:
+    if not isinstance(config.task, PreferenceTaskConfig):
         raise ConfigError(
-            f"{run} has no gold judge to tell win rates: only a task of kind preference has one; "
-            "name it by --task.judge"
+            f"{run} is a run of the task {config.task.kind}, in which no judge tells win rates: "
+            "name runs of the task preference"
         )
+    if config.task.judge is None:
+        raise ConfigError(f"{run} has no gold judge to tell win rates: name one by --task.judge")
     return config
 
 

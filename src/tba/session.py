@@ -22,7 +22,7 @@ from tba.config import Config, InlineRuntimeConfig
 from tba.errors import StorageError, TbaError
 from tba.evaluation import evaluate_policy
 from tba.given import batches, check_objective, check_temperatures, read_given
-from tba.pace import Arrivals, Intake
+from tba.pace import Arrivals, Intake, longest_search_s
 from tba.policy.adapters import load_trainable
 from tba.policy.initial import initial_model
 from tba.policy.loading import check_positions
@@ -169,7 +169,7 @@ class Session:
         if checkpoint is not None:
             arrivals.share = checkpoint.state.searched_pass_at_1
         self._intake = Intake(
-            self._runtime, arrivals, timeout_s=config.sync.timeout_s, interrupted=self._stop
+            self._runtime, arrivals, timeout_s=longest_search_s(config), interrupted=self._stop
         )
         self._trainer = Trainer(
             config,

@@ -10,7 +10,8 @@ it uniformly: some queries, K samples of that bin for each.
     clipped_share            tokens where PPO's surrogate is constant, rho_t having gone as far as
                              the sign of r - mean r wants
     outside_share            tokens whose ratio is outside 1 +- CLIP_RANGE, whatever the sign
-    log_z                    mean_j [log ref - log pi + r / beta], equation (4)
+    log_z                    mean_j [alpha log ref - log pi + r / beta], equation (4) with the
+                             exponent alpha of the reference in the posterior
 
 with rho_t = pi(y_t) / mu(y_t), mu the policy that sampled. Each is a number a query, so that
 micro-batches of whole queries are exact.
@@ -153,7 +154,12 @@ def draw_bin(
 
 @torch.no_grad()
 def measure(
-    inputs: Inputs, batch: Batch, *, beta: float, micro_batch_tokens: int
+    inputs: Inputs,
+    batch: Batch,
+    *,
+    beta: float,
+    reference_weight: float,
+    micro_batch_tokens: int,
 ) -> dict[str, NDArray[np.float64]]:
     """Return what `sample_measures` says of each query of a batch, each of shape [query]."""
     micros = list(micro_batches(batch, micro_batch_tokens))
@@ -161,7 +167,8 @@ def measure(
     for queries in micros:
         given = inputs.of_loss(batch.select(queries), _FACTS)
         names = ("log_pi", "log_mu", "log_ref", "mask", "reward")
-        parts.append(sample_measures(*(torch.as_tensor(given[name]) for name in names), beta=beta))
+        tensors = (torch.as_tensor(given[name]) for name in names)
+        parts.append(sample_measures(*tensors, beta=beta, reference_weight=reference_weight))
     order = np.argsort(np.concatenate([np.asarray(queries) for queries in micros]))
     return {
         name: torch.cat([part[name] for part in parts]).double().cpu().numpy()[order]
@@ -177,6 +184,7 @@ def sample_measures(
     reward: Float[Tensor, "query sample"],
     *,
     beta: float,
+    reference_weight: float = 1.0,
 ) -> dict[str, Float[Tensor, " query"]]:
     """Return the figures of each query that the module's head lists, by name."""
     log_rho = log_ratio(log_pi, log_mu, mask)  # [query, sample, token]
@@ -185,26 +193,32 @@ def sample_measures(
     clipped = is_clipped(rho, group_advantage(reward).unsqueeze(-1), CLIP_RANGE, CLIP_RANGE)
     outside = (rho - 1).abs() > CLIP_RANGE
     kl = log_ratio(log_pi, log_ref, mask).sum(dim=-1)  # [query, sample]
+    more_ref = (reference_weight - 1) * log_ref.masked_fill(~mask, 0).sum(dim=-1)
     return {
         **distance_to_sampling(log_pi, log_mu, mask),
         "kl_k1": -log_rho.sum(dim=-1).mean(dim=-1),
         "kl_k3": k3(log_mu, log_pi, mask).sum(dim=-1).mean(dim=-1),
         "clipped_share": (clipped & mask).sum(dim=(1, 2)) / tokens,
         "outside_share": (outside & mask).sum(dim=(1, 2)) / tokens,
-        "log_z": (reward / beta - kl).mean(dim=-1),
+        "log_z": (reward / beta - kl + more_ref).mean(dim=-1),
     }
 
 
-def reference_log_z(logged: Iterable[pa.RecordBatch], beta: float) -> dict[int, float]:
-    """Return log mean exp(r / beta) over the logged responses of version 0, by query id.
+def reference_log_z(
+    logged: Iterable[pa.RecordBatch], beta: float, reference_weight: float = 1.0
+) -> dict[int, float]:
+    """Return log Z from the logged responses of version 0, by query id.
 
-    Version 0 is the reference; given answers are not its responses. Every response counts, since a
-    mean over those that the buffer keeps would leave out the ones found again later.
+    It is log mean exp(r / beta) for a posterior that holds the reference itself; for one that holds
+    its power alpha, log mean exp(r / beta + (alpha - 1) log ref). Version 0 is the reference; given
+    answers are not its responses. Every response counts, since a mean over those that the buffer
+    keeps would leave out the ones found again later.
     """
-    rewards: dict[int, list[float]] = {}
-    for query_id, reward in _rewards_of_the_reference(logged):
-        rewards.setdefault(query_id, []).append(reward / beta)
-    return {query_id: _log_mean_exp(np.array(scaled)) for query_id, scaled in rewards.items()}
+    scaled: dict[int, list[float]] = {}
+    for query_id, reward, log_ref in _of_the_reference(logged):
+        exponent = reward / beta + (reference_weight - 1) * log_ref
+        scaled.setdefault(query_id, []).append(exponent)
+    return {query_id: _log_mean_exp(np.array(own)) for query_id, own in scaled.items()}
 
 
 def _log_mean_exp(values: NDArray[np.float64]) -> float:
@@ -212,15 +226,18 @@ def _log_mean_exp(values: NDArray[np.float64]) -> float:
     return float(largest + np.log(np.exp(values - largest).mean()))
 
 
-def _rewards_of_the_reference(logged: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, float]]:
+def _of_the_reference(
+    logged: Iterable[pa.RecordBatch],
+) -> Iterator[tuple[int, float, float]]:
+    """Yield query id, reward and log-probability of each scored response of the reference."""
     for logged_batch in logged:
         batch = logged_batch.filter(pc.invert(is_given(logged_batch)))
-        names = ("policy_version", "outcome", "query_id", "reward")
-        for version, outcome, query_id, reward in zip(
+        names = ("policy_version", "outcome", "query_id", "reward", "log_ref")
+        for version, outcome, query_id, reward, log_ref in zip(
             *(batch[name].to_pylist() for name in names), strict=True
         ):
             if version == 0 and outcome == Outcome.OK:
-                yield query_id, reward
+                yield query_id, reward, sum(log_ref)
 
 
 def _fits(bin_: Bin, age: Int64) -> NDArray[np.bool_]:

@@ -45,6 +45,19 @@ def test_overrides_win_over_every_source(tmp_path):
     assert (config.seed, config.trainer.steps) == (3, 9)
 
 
+def test_a_named_model_takes_the_place_of_a_recipes_own_and_of_its_warm_start(tmp_path):
+    assert arithmetic().model.build is not None
+    assert arithmetic().warm_start.steps > 0
+    config = arithmetic("--model.model_name_or_path=m", "--model.gradient_checkpointing=true")
+    assert (config.model.model_name_or_path, config.model.build) == ("m", None)
+    assert config.model.gradient_checkpointing
+    assert config.warm_start == Config.model_fields["warm_start"].default
+    file = write(tmp_path / "a.toml", '[model]\nmodel_name_or_path = "m"\n')
+    assert load_config(["arithmetic", file], ["--warm_start.steps=7"]).warm_start.steps == 7
+    kept = arithmetic("--model.model_name_or_path=m", "--model.build=none")
+    assert kept.warm_start == arithmetic().warm_start, "what is unset by name is all that is"
+
+
 def test_a_whole_configuration_is_a_source():
     assert load_config([arithmetic("--seed=5")], ["--trainer.steps=3"]) == arithmetic(
         "--seed=5", "--trainer.steps=3"
@@ -172,7 +185,7 @@ def test_home_is_written_out_and_full_paths_stay(elsewhere, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"[trainer]\nsteps = \n", ["not valid TOML", "line 2"]),
+        (b"[trainer]\nsteps = \n", ["bad.toml is not valid TOML", "line 2"]),
         (b"\xff\xfe", ["not valid TOML", "utf-8"]),
         (b"task = 3\n", ["task is 3", "expected a table, as for task.kind"]),
         (b"[trainer]\nsteps = '10'\n", ['trainer.steps is "10"', "expected integer > 0"]),

@@ -10,6 +10,7 @@ import pytest
 from tba.config import ArithmeticTaskConfig, BuildConfig, Config, LocalRuntimeConfig, ModelConfig
 from tba.errors import RunFolderError
 from tba.run.folder import RunFolder
+from tba.run.summary import Ending, Totals, summarize
 
 
 @pytest.fixture
@@ -55,6 +56,45 @@ def test_a_folder_without_a_run_yet_may_be_used(tmp_path, config):
 def test_a_used_folder_is_refused_and_left_as_it_was(tmp_path, config):
     with RunFolder.create(tmp_path, config) as folder:
         fill(folder)
+    before = contents(tmp_path)
+    with (
+        pytest.raises(RunFolderError, match="already holds a run"),
+        RunFolder.create(tmp_path, config),
+    ):
+        pass
+    assert contents(tmp_path) == before
+
+
+def failed_before_its_first_step(folder: RunFolder) -> None:
+    summarize(
+        Totals(), steps=0, before=None, after=None, ended=Ending.FAILED, detail="no judge"
+    ).write(folder.summary)
+    folder.metrics.write_text('{"step": 0, "eval_reward": 1.0}\n')
+    folder.rollouts.write_bytes(b"rollouts")
+    folder.log("searcher-0").write_text("log")
+
+
+def test_a_run_that_failed_before_its_first_step_stands_in_nobodys_way(tmp_path, config):
+    with RunFolder.create(tmp_path, config) as folder:
+        failed_before_its_first_step(folder)
+    changed = config.model_copy(update={"seed": 7})
+    with RunFolder.create(tmp_path, changed) as folder:
+        assert folder.config().seed == 7
+        assert not folder.rollouts.exists()
+
+
+@pytest.mark.parametrize("trace", ["checkpoint", "metrics", "interrupted"])
+def test_a_failed_run_that_was_resumed_and_went_on_is_not_taken_for_nothing(
+    tmp_path, config, trace
+):
+    with RunFolder.create(tmp_path, config) as folder:
+        failed_before_its_first_step(folder)
+    if trace == "checkpoint":
+        (folder.checkpoints / "step-00000002").mkdir()
+    elif trace == "metrics":  # killed before its first checkpoint
+        folder.metrics.write_text('{"step": 0}\n{"step": 1, "loss": 0.5}\n{"st')
+    else:
+        folder.summary.write_text(folder.summary.read_text().replace("failed", "interrupted"))
     before = contents(tmp_path)
     with (
         pytest.raises(RunFolderError, match="already holds a run"),

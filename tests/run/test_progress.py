@@ -96,6 +96,17 @@ def test_a_missing_metric_only_leaves_out_its_cell(missing, terminal):
     assert sum(f"{other} " in screen.text for other in CELLS) == len(CELLS) - 1
 
 
+def test_nothing_is_said_of_search_where_nobody_searches():
+    screen = Screen()
+    screen.progress = Progress(100, searches=False, console=screen.progress._console)
+    screen.step(1, at=0.0, **METRICS | {"pass_at_1": math.nan})
+    assert screen.lines == [
+        "step 1/100  reward 0.500  KL 0.0123  loss 1.5000  pair accuracy 0.750  beta 0.05  "
+        "learning rate 0.0001  gradient norm 2.000  train tokens/s 1,000  trainer idle 1.3%  "
+        "buffer 12,000"
+    ]
+
+
 def test_no_metric_at_all_and_nan_are_no_errors():
     screen = Screen()
     screen.step(1, at=0.0)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from queue import Queue
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,12 +21,15 @@ import tba
 from tba.config import Config
 from tba.config.load import dump_toml
 from tba.errors import SearcherFailedError, UserCodeError
+from tba.pace import longest_search_s, longest_silence_s
 from tba.run.checkpoint import load_newest
 from tba.run.rollouts import RolloutLog
 from tba.run.summary import Ending, Summary
 from tba.runtimes.board import Board
+from tba.runtimes.lanes import SearchPlan
 from tba.runtimes.local import LaneProcess, LocalRuntime, _read
-from tba.searcher import Stage
+from tba.searcher import Stage, Stores
+from tba.tasks.scoring import MAX_HANGS
 from tiny_runs import TASK, metrics, rollouts, tiny_config, train
 
 pytestmark = pytest.mark.timeout(900)
@@ -36,6 +40,11 @@ LOCAL = {"kind": "local", "trainer_threads": 1, "searcher_threads": 1}
 def local_config(folder: Path, task: str = TASK, **sections: dict[str, object]) -> Config:
     runtime = {**LOCAL, **sections.pop("runtime", {})}
     return tiny_config(folder, task, runtime=runtime, **sections)
+
+
+def with_reward_timeout(config: Config, seconds: float) -> Config:
+    task = config.task.model_copy(update={"reward_timeout_s": seconds})
+    return config.model_copy(update={"task": task})
 
 
 def wait_until(condition: Callable[[], object], within_s: float = PATIENCE_S) -> None:
@@ -282,6 +291,24 @@ def test_a_reward_that_breaks_its_contract_in_a_searcher_ends_the_run_with_its_s
     assert searchers(os.getpid()) == []
 
 
+SLOW = TASK.replace("    return [sum", "    time.sleep(4)\n    return [sum")
+
+
+@pytest.mark.slow
+def test_a_reward_within_its_own_timeout_may_take_longer_than_a_silent_searcher_lives(tmp_path):
+    config = local_config(
+        tmp_path,
+        "import time\n" + SLOW,
+        sync={"timeout_s": 1.0, "stall_warning_s": 1.0},
+        trainer={"steps": 1},
+        evaluation={"queries": 1},
+    )
+    config = with_reward_timeout(config, 30.0)
+    summary = train(tmp_path, config)
+    assert (summary.ended, summary.searcher_restarts) == (Ending.FINISHED, 0)
+    assert "scoring responses" in (tmp_path / "run/logs/trainer.log").read_text()
+
+
 DEADLY = (
     "import multiprocessing, os\n"
     "if multiprocessing.current_process().name.startswith('searcher'):\n"
@@ -351,6 +378,27 @@ def test_a_searcher_is_silent_from_the_moment_a_round_is_opened_that_it_does_not
     assert 0.2 <= runtime._silent_s(lane) < 10
     runtime._board.announce(0, Stage.GENERATING)
     assert runtime._silent_s(lane) < 0.2
+
+
+def test_the_watchdog_leaves_a_searcher_alone_for_as_long_as_one_attempt_to_score_may_take(
+    tmp_path,
+) -> None:
+    config = with_reward_timeout(
+        local_config(tmp_path, sync={"timeout_s": 0.2, "stall_warning_s": 0.1}), 0.5
+    )
+    assert longest_silence_s(config) == 0.7
+    assert longest_search_s(config) == 0.2 + 0.5 * (1 + MAX_HANGS)
+    plan = SearchPlan(config, "model", Stores(None, None), next_ticket=0)  # type: ignore[arg-type]
+    runtime = LocalRuntime(plan, None, devices=["cpu"], threads=1, log_folder="")  # type: ignore[arg-type]
+    killed: list[float] = []
+    process = SimpleNamespace(pid=1, kill=lambda: killed.append(time.monotonic()))
+    runtime._lanes = [LaneProcess(0, process, None, next_ticket=0)]  # type: ignore[arg-type]
+    began = time.monotonic()
+    runtime._board.announce(0, Stage.SCORING)
+    while not killed and time.monotonic() < began + 30:
+        runtime._watch()
+        time.sleep(0.01)
+    assert 0.7 <= killed[0] - began < 10
 
 
 @pytest.mark.slow

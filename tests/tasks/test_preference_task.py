@@ -34,6 +34,7 @@ def test_a_reward_model_and_a_judge_are_named_with_what_they_read(rows_file, tok
     )
     task = load_task(config, tokenizer, eos_ids=(7, 1))
     assert task.reward.functions == ("tba.tasks.reward_model:RewardModel",)
+    assert task.reward.setting == "task.reward_model (rm)"
     assert task.reward.options == (
         {
             "name": "rm",
@@ -54,6 +55,7 @@ def test_a_reward_model_and_a_judge_are_named_with_what_they_read(rows_file, tok
         "label": "good",
     }
     assert measure._judge.missing_eos_penalty is None
+    assert measure._judge.setting == "task.judge (gold/rm)"
 
 
 def test_functions_may_take_the_place_of_both_models(rows_file, tokenizer):
@@ -62,6 +64,7 @@ def test_functions_may_take_the_place_of_both_models(rows_file, tokenizer):
     assert task.reward.functions == ("tba.tasks.rewards:exact_match",)
     assert task.reward.eos_ids == (tokenizer.eos_token_id,)
     assert task.measures[0]._judge.functions == ("m:f",)
+    assert (task.reward.setting, task.measures[0]._judge.setting) == (None, "task.judge (m:f)")
     plain = load_task(
         PreferenceTaskConfig(train_file=rows_file, reward=("exact_match",)), tokenizer
     )

@@ -1,5 +1,7 @@
 """Rewards by a model: the same as transformers gives one text at a time, whatever pads a batch."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -157,7 +159,9 @@ def test_the_scoring_process_rewards_with_it_and_penalises_a_missing_end(tmp_pat
 
 def test_a_model_that_cannot_be_loaded_is_refused_on_entering(tmp_path):
     with (
-        pytest.raises(UserCodeError, match=r"cannot be used: ModelError: .* has no config\.json"),
-        Scorer(spec(tmp_path)),
+        pytest.raises(
+            UserCodeError, match=r"task\.judge \(m\) cannot be used: .* has no config\.json"
+        ),
+        Scorer(dataclasses.replace(spec(tmp_path), setting="task.judge (m)")),
     ):
         pass

@@ -1,10 +1,12 @@
 """Scoring: rewards, failures and contract breaches of real functions in a real child."""
 
+import dataclasses
 import math
 import os
 import subprocess
 import sys
 import time
+from multiprocessing import Pipe
 
 import numpy as np
 import pytest
@@ -253,6 +255,16 @@ def test_function_that_always_hangs_is_given_up(spec_of):
     assert [s.detail.startswith("not tried") for s in scores] == [False] * MAX_HANGS + [True] * 3
 
 
+def test_every_attempt_and_every_new_child_is_announced(spec_of):
+    announced = []
+    with Scorer(spec_of("fails_on"), announce=lambda: announced.append(1)) as scorer:
+        assert announced == [], "starting belongs to loading"
+        score(scorer, ["a", "b"])
+        assert len(announced) == 1
+        score(scorer, ["a", "exit"])  # together, a new child for "a", "exit" alone
+    assert len(announced) == 1 + 4
+
+
 def test_child_that_closes_its_pipe_is_replaced(spec_of):
     with Scorer(spec_of("fails_on")) as scorer:
         assert outcomes(score(scorer, ["a", "close"])) == ["ok", "error"]
@@ -283,6 +295,13 @@ def test_breach_of_contract_names_function_and_value(spec_of, kind, message):
         pytest.raises(UserCodeError, match=rf"functions\.py:wrong {message}"),
     ):
         score(scorer, ["a", "b"], queries)
+
+
+def test_a_breach_of_what_a_setting_names_is_that_settings(spec_of):
+    spec = dataclasses.replace(spec_of("emptied"), setting="task.judge (m)")
+    message = r"^task\.judge \(m\) returned 0 rewards, expected 2"
+    with Scorer(spec) as scorer, pytest.raises(UserCodeError, match=message):
+        score(scorer, ["a", "b"])
 
 
 def test_a_function_that_changes_its_arguments_harms_nobody_but_itself(spec_of):
@@ -339,6 +358,16 @@ def wait_until_dead(pid):
     while is_alive(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     return not is_alive(pid)
+
+
+def test_child_whose_parent_was_gone_before_it_asked_ends():
+    ours, theirs = Pipe()
+    code = f"from tba.tasks.scoring_child import main; main({theirs.fileno()}, parent=2)"
+    with ours, theirs:  # the pipe stays open, so that it is not what ends the child
+        child = subprocess.run(
+            [sys.executable, "-c", code], pass_fds=[theirs.fileno()], timeout=60, check=False
+        )
+    assert child.returncode == 1
 
 
 def test_child_ends_with_the_scorer(spec_of):

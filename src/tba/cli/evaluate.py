@@ -68,8 +68,8 @@ def _evaluation_config(source: str, task: str | None, overrides: list[str]) -> C
         bases.append(task)
     if not bases:
         raise ConfigError(f"{source} is no run folder: say by --task what to ask the model")
-    model = ["--model.build=none", f"--model.model_name_or_path={literal(source)}"]
-    return load_config(bases, [*model, *overrides])
+    model = f"--model.model_name_or_path={literal(source)}"
+    return load_config(bases, [model, *overrides])
 
 
 def _parse_ks(text: str | None, samples: int) -> list[int]:

@@ -52,7 +52,7 @@ def load_config(sources: Sequence[str | Config | Tree], overrides: Sequence[str]
     """
     tree: Tree = {}
     for layer in [*map(_read, sources), _parse_overrides(overrides)]:
-        tree = _merge(tree, layer)
+        tree = _merge(_without_build(tree, layer), layer)
         _fill_kinds(tree)
         for name in SCHEDULES:
             _expand_schedule(tree, name)
@@ -125,6 +125,16 @@ def _merge(base: Tree, layer: Tree) -> Tree:
         is_table = isinstance(value, dict) and isinstance(below, dict)
         merged[key] = _merge(cast(Tree, below), value) if is_table else value
     return merged
+
+
+def _without_build(tree: Tree, layer: Tree) -> Tree:
+    """Set the model that lower layers build aside, and its warm start, where a layer names one."""
+    own, below = layer.get("model"), tree.get("model")
+    names_one = isinstance(own, dict) and own.get("model_name_or_path") and "build" not in own
+    if not (names_one and isinstance(below, dict) and below.get("build")):
+        return tree
+    model = {name: value for name, value in below.items() if name != "build"}
+    return {**tree, "model": model, "warm_start": {}}
 
 
 def _fill_kinds(tree: Tree) -> None:

@@ -66,7 +66,8 @@ class ModelConfig(Section):
     """The policy, which is also the reference it is held close to."""
 
     model_name_or_path: str | None = None
-    """Folder or hub name of a Hugging Face causal language model."""
+    """Folder or hub name of a Hugging Face causal language model. It takes the place of one that a
+    recipe or file below builds, and of its warm start."""
     build: BuildConfig | None = None
     """Builds a small model from random weights instead of loading one."""
     lora: LoraConfig | None = None
@@ -81,8 +82,8 @@ class ModelConfig(Section):
         if self.model_name_or_path is not None and self.build is not None:
             raise ValueError(
                 "model.model_name_or_path and model.build are both set, but a policy is either "
-                "loaded or built: remove one of them (--model.build none "
-                "--warm_start.steps 0 set the recipe's aside)"
+                "loaded or built: remove one of them (--model.model_name_or_path none sets the "
+                "recipe's aside)"
             )
         return self
 

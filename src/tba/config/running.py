@@ -22,7 +22,8 @@ class SyncConfig(Section):
     """rho: every this many steps the reference becomes the policy of that step."""
     timeout_s: PositiveFloat = 600.0
     """A searcher silent for this long, in seconds, is killed and replaced; after twice as long
-    without progress the trainer gives up waiting, and the run ends and says who was waited for."""
+    without progress the trainer gives up waiting, and the run ends and says who was waited for.
+    What task.reward_timeout_s allows scoring to take comes on top of either."""
     stall_warning_s: PositiveFloat = 60.0
     """A searcher without a sign of life for this long is named in the log."""
 

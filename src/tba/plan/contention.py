@@ -6,6 +6,7 @@ from multiprocessing import active_children
 from pathlib import Path
 
 from tba.errors import WaitTimeoutError
+from tba.pace import longest_search_s
 from tba.plan.timing import WINDOW_S, Sides, kept_waiting_s, repeated
 from tba.run.rollouts import RolloutLog
 from tba.runtimes.lanes import SearchPlan
@@ -44,7 +45,7 @@ def measure_contention(
             log_folder=str(logs),
         )
         with runtime:
-            searcher = _Beside(runtime, plan.config.sync.timeout_s)
+            searcher = _Beside(runtime, longest_search_s(plan.config))
             searcher.search(_sleep)  # it loads its models
             for _ in range(TURNS):
                 steps.alone.append(_mean(list(repeated(step))))

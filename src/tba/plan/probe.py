@@ -24,7 +24,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from tba.config import Config
 from tba.errors import SearcherFailedError, TbaError, WaitTimeoutError
-from tba.pace import Lane
+from tba.pace import Lane, longest_search_s
 from tba.plan.profile import Measured
 from tba.plan.timing import Stopwatch
 from tba.run.rollouts import encode, from_bytes, to_bytes
@@ -75,11 +75,11 @@ class SearchProbe:
 
     Raises:
         TbaError: What failed in the process, as it would in the run.
-        WaitTimeoutError: It did not answer within `sync.timeout_s`.
+        WaitTimeoutError: It did not answer within the longest time of a search.
     """
 
     def __init__(self, plan: SearchPlan, device: str) -> None:
-        self._timeout_s = plan.config.sync.timeout_s
+        self._timeout_s = longest_search_s(plan.config)
         context = torch.multiprocessing.get_context("spawn")
         self._pipe, self._theirs = context.Pipe()
         self._process = context.Process(

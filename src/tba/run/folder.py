@@ -29,6 +29,8 @@ from pydantic import ValidationError
 from tba.config import Config
 from tba.errors import RunFolderError
 from tba.run.durable import replace_file, storage_errors
+from tba.run.metrics import last_step
+from tba.run.summary import Ending, Summary
 
 # What a run makes, as patterns: all that `clean` removes. The configuration goes first, so that a
 # folder half cleaned cannot be resumed.
@@ -61,6 +63,7 @@ class RunFolder:
     def create(cls, path: Path, config: Config, *, clean: bool = False) -> Iterator[Self]:
         """Begin a run in a new, empty or cleaned folder, and hold it while the block runs.
 
+        A run that failed before its first step leaves nothing to keep: its folder counts as empty.
         If the block fails before it has called `begun`, the folder is put back as it was.
 
         Raises:
@@ -72,7 +75,7 @@ class RunFolder:
         with storage_errors(f"run folder {path}"):
             path.mkdir(parents=True, exist_ok=True)
         with folder._locked():
-            if folder._made() and not clean:
+            if folder._made() and not clean and not folder._came_to_nothing():
                 raise RunFolderError(
                     f"run folder {path} already holds a run: go on with it by --resume {path}, "
                     "delete it by --clean, or choose another --run-dir"
@@ -221,6 +224,17 @@ class RunFolder:
     @property
     def _replaced(self) -> Path:
         return self.path / _REPLACED
+
+    def _came_to_nothing(self) -> bool:
+        """Whether the run here has failed before its first step, and was not resumed since."""
+        try:
+            summary = Summary.read(self.summary)
+        except (OSError, ValidationError):
+            return False
+        failed_at_once = summary.ended is Ending.FAILED and summary.steps == 0
+        return failed_at_once and not (
+            any(self.checkpoints.glob("step-*")) or last_step(self.metrics)
+        )
 
     def _made(self) -> list[Path]:
         return _made_in(self.path)

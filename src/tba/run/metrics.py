@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -59,6 +60,14 @@ class MetricsWriter:
 
     def _storage_errors(self) -> AbstractContextManager[None]:
         return storage_errors(f"metrics file {self._path}")
+
+
+def last_step(path: Path) -> int:
+    """Return the step of the last line that can be read; 0 where there is none."""
+    if not path.exists():
+        return 0
+    steps = [json.loads(line)["step"] for line in _lines_until(path, sys.maxsize)]
+    return int(steps[-1]) if steps else 0
 
 
 def staleness_histogram(staleness: Int64) -> dict[str, int]:

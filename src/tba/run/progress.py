@@ -32,6 +32,8 @@ CELLS = {
 }
 """What is shown of a step, in this order; a cell whose metrics are missing is left out."""
 
+CELLS_OF_SEARCH = ("pass@1", "staleness", "search tokens/s", "excluded", "searcher idle")
+"""What says nothing where nobody searches."""
 CELLS_A_ROW = 3
 """As many as fit into 80 columns."""
 LIVE_INTERVAL_S = 0.5
@@ -47,10 +49,12 @@ class Progress:
         self,
         steps: int,
         *,
+        searches: bool = True,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._steps = steps
+        self._hidden = () if searches else CELLS_OF_SEARCH
         self._console = Console(stderr=True) if console is None else console
         self._clock = clock
         # Drawn from `update` alone: a thread of its own would take time from the trainer's.
@@ -118,6 +122,8 @@ class Progress:
         """Yield label and text of everything known about the run now."""
         yield "step", f"{report.step:,}/{self._steps:,}"
         for label, template in CELLS.items():
+            if label in self._hidden:
+                continue
             try:
                 yield label, template.format_map(report.metrics)
             except KeyError:  # this run does not have that metric

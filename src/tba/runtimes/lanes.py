@@ -17,7 +17,7 @@ from tba.objectives import load_objective
 from tba.pace import NO_ROUND, Lane, searches_per_round
 from tba.policy.loading import Policy, load_policy
 from tba.policy.reference import Reference
-from tba.searcher import Judge, Searcher, Seat, Stores, Tickets
+from tba.searcher import Judge, Searcher, Seat, Stage, Stores, Tickets
 from tba.tasks import load_task
 from tba.tasks.scoring import Scorer
 
@@ -53,7 +53,7 @@ def open_lane(
         plan.model_folder, config.model, device=torch.device(device), dtype=dtype
     )
     task = load_task(config.task, policy.tokenizer, eos_ids=policy.eos_ids)
-    with Scorer(task.reward) as scorer:
+    with Scorer(task.reward, announce=lambda: seat.announce(Stage.SCORING)) as scorer:
         tools = SearchTools(
             engine=_engine(plan, policy, reference),
             reference_engine=TorchEngine(reference.model, policy.eos_ids),

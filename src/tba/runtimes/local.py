@@ -30,7 +30,7 @@ import torch.multiprocessing
 
 from tba.config import LocalRuntimeConfig
 from tba.errors import SearcherFailedError, TbaError, UserError
-from tba.pace import NO_ROUND
+from tba.pace import NO_ROUND, longest_silence_s
 from tba.records import Batch
 from tba.run.rollouts import RolloutLog, from_bytes
 from tba.runtimes.base import SearchStatus
@@ -90,7 +90,8 @@ class LocalRuntime:
         self._log_folder = log_folder
         assert isinstance(plan.config.runtime, LocalRuntimeConfig)
         self._max_deaths = plan.config.runtime.max_restarts
-        self._sync = plan.config.sync
+        self._stall_warning_s = plan.config.sync.stall_warning_s
+        self._longest_silence_s = longest_silence_s(plan.config)
         self._context = torch.multiprocessing.get_context("spawn")
         self._board = Board(plan.config.search.searchers)
         self._lanes: list[LaneProcess] = []
@@ -331,9 +332,9 @@ class LocalRuntime:
         """Name searchers without a sign of life; kill those beyond the bound."""
         for lane in self._lanes:
             silent_s = self._silent_s(lane)
-            if lane.abandoned or lane.condemned or silent_s < self._sync.stall_warning_s:
+            if lane.abandoned or lane.condemned or silent_s < self._stall_warning_s:
                 lane.warned_at_s = 0.0
-            elif silent_s > self._sync.timeout_s:
+            elif silent_s > self._longest_silence_s:
                 log.error("%s; killing it", self._describe(lane))
                 lane.condemned = True
                 lane.process.kill()

@@ -30,6 +30,13 @@ class RewardSpec:
     `eos_ids`; None: none."""
     eos_ids: tuple[int, ...] = ()
     """The policy's tokens that end a response."""
+    setting: str | None = None
+    """The setting that names what scores, with its value, for messages; None: reward functions,
+    which their own names tell."""
+
+    def called(self, function: str) -> str:
+        """Return how messages call one of the functions."""
+        return self.setting or f"reward function {function}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,14 +80,18 @@ def _reward(config: PreferenceTaskConfig, functions: RewardSpec) -> RewardSpec:
     """Return the reward model, or the functions where there is none."""
     if config.reward_model is None:
         return functions
-    return _model(config, config.reward_model, config.reward_label, config.reward_timeout_s)
+    setting = f"task.reward_model ({config.reward_model})"
+    spec = _model(config, config.reward_model, config.reward_label, config.reward_timeout_s)
+    return dataclasses.replace(spec, setting=setting)
 
 
 def _judge(config: PreferenceTaskConfig, name: str) -> RewardSpec:
     """Return the judge: a function's name has a colon, a model's has none."""
     if ":" in name:
-        return RewardSpec((resolve(name),), (1.0,), config.judge_timeout_s)
-    return _model(config, name, config.judge_label, config.judge_timeout_s)
+        spec = RewardSpec((resolve(name),), (1.0,), config.judge_timeout_s)
+    else:
+        spec = _model(config, name, config.judge_label, config.judge_timeout_s)
+    return dataclasses.replace(spec, setting=f"task.judge ({name})")
 
 
 def _model(

@@ -83,6 +83,7 @@ def reward_spec(config: RedteamTaskConfig) -> RewardSpec:
         timeout_s=config.reward_timeout_s,
         options=(options,),
         start_timeout_s=config.loading_timeout_s,
+        setting=f"task.victim ({config.victim}) with task.classifier ({config.classifier})",
     )
 
 

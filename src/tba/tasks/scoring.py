@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -45,15 +45,16 @@ class Scorer:
     """A scoring process, from `__enter__` to `__exit__`.
 
     Entering starts the process and imports the functions there. `score` blocks, within the bound
-    that the module states. Not to be shared by threads.
+    that the module states, and calls `announce` before each attempt. Not to be shared by threads.
 
     Raises:
         UserCodeError: On entering, there is no function or one cannot be imported; in `score`,
             one broke its contract.
     """
 
-    def __init__(self, spec: RewardSpec) -> None:
+    def __init__(self, spec: RewardSpec, announce: Callable[[], None] = lambda: None) -> None:
         self._spec = spec
+        self._announce = announce
         self._child: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
 
@@ -94,7 +95,9 @@ class Scorer:
 
     def _call(self, request: Request) -> Rewards | Raised | _Lost:
         if self._child is None:
+            self._announce()
             self._start()
+        self._announce()
         reply = self._ask(request, self._spec.timeout_s)
         if isinstance(reply, Refused):
             raise UserCodeError(reply.message)
@@ -106,7 +109,7 @@ class Scorer:
         with theirs:
             # Not multiprocessing: that runs the main module again, and daemonic processes may not.
             self._child = subprocess.Popen(
-                [sys.executable, "-P", "-c", _MAIN.format(fd=theirs.fileno())],
+                [sys.executable, "-P", "-c", _MAIN.format(fd=theirs.fileno(), parent=os.getpid())],
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what a reward function prints goes to our standard error
@@ -118,8 +121,8 @@ class Scorer:
         if not isinstance(reply, Rewards):
             self._stop()
             reason = reply.message if isinstance(reply, Refused) else reply.detail
-            names = ", ".join(self._spec.functions)
-            raise UserCodeError(f"reward functions {names} cannot be used: {reason}")
+            names = self._spec.setting or f"reward functions {', '.join(self._spec.functions)}"
+            raise UserCodeError(f"{names} cannot be used: {reason}")
 
     def _ask(self, message: RewardSpec | Request, timeout_s: float) -> Reply | _Lost:
         """Send a message and wait for the answer; kill a child that does not answer in time."""
@@ -162,7 +165,7 @@ class Scorer:
         self._child = self._pipe = None
 
 
-_MAIN = "from tba.tasks.scoring_child import main; main({fd})"
+_MAIN = "from tba.tasks.scoring_child import main; main({fd}, parent={parent})"
 
 
 def _kill(child: subprocess.Popen[bytes], overran: threading.Event | None = None) -> None:

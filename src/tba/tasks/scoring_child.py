@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tba.errors import UserCodeError
+from tba.errors import UserCodeError, UserError
 from tba.records import Float32, Int32
 from tba.references import describe, load_function
 from tba.tasks.base import RewardSpec
@@ -90,8 +90,8 @@ class Graded:
 class RewardFunction:
     """A loaded reward function and its weight."""
 
-    name: str
-    """As in the `RewardSpec`."""
+    called: str
+    """How messages call it (`RewardSpec.called`)."""
     function: Callable[..., Any]
     """The function itself."""
     weight: float
@@ -127,7 +127,7 @@ class RewardFunction:
             wanted = p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
             if wanted and p.name not in accepted:
                 raise UserCodeError(
-                    f"reward function {self.name} needs a parameter {p.name!r}, but there is "
+                    f"{self.called} needs a parameter {p.name!r}, but there is "
                     f"{', '.join(sorted(arguments))}: name a column or give a default"
                 )
         return accepted
@@ -160,20 +160,23 @@ class RewardFunction:
         return reward
 
     def _breach(self, what: str, expected: str) -> UserCodeError:
-        return UserCodeError(f"reward function {self.name} {what}, expected {expected}")
+        return UserCodeError(f"{self.called} {what}, expected {expected}")
 
 
 def load(spec: RewardSpec) -> list[RewardFunction]:
     """Import every function of the spec, and make those that have options."""
     options = spec.options or ({},) * len(spec.functions)
     return [
-        RewardFunction(name, _in_trl_form(_made(load_function(name), own)), weight)
+        RewardFunction(spec.called(name), _in_trl_form(_made(load_function(name), own)), weight)
         for name, weight, own in zip(spec.functions, spec.weights, options, strict=True)
     ]
 
 
 def _made(function: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
-    return function(**options) if options else function
+    try:
+        return function(**options) if options else function
+    except UserError as error:  # of a model, say: a sentence already
+        raise UserCodeError(str(error)) from error
 
 
 def evaluate(functions: Sequence[RewardFunction], request: Request, spec: RewardSpec) -> Rewards:
@@ -200,12 +203,17 @@ def evaluate(functions: Sequence[RewardFunction], request: Request, spec: Reward
     )
 
 
-def main(fd: int) -> None:
-    """Answer messages on file descriptor `fd` until the other end is closed."""
+def main(fd: int, parent: int) -> None:
+    """Answer messages on file descriptor `fd` until the other end is closed.
+
+    Args:
+        fd: One end of a pipe.
+        parent: Process id of the parent, told by itself: asked here, it may be gone already.
+    """
     os.set_inheritable(fd, False)
     pipe = Connection(fd)
     os.register_at_fork(after_in_child=pipe.close)  # a forked child must not keep the pipe open
-    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         spec = pipe.recv()
         functions = _guarded(lambda: load(spec))
