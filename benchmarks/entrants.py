@@ -31,6 +31,9 @@ from tba.runtimes.resources import available_cores
 ENDLESS = 10**6
 """Steps of a run that its clock ends."""
 
+Look = Callable[[Path], dict[str, Any]]
+"""Reads figures from a run's folder."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
@@ -54,6 +57,8 @@ class Clock:
         """Steps so far."""
         self.staleness: list[float] = []
         """Mean of each step's batch, in versions."""
+        self.curve: list[tuple[float, int]] = []
+        """At the end of each step: seconds of training, and trajectories that had arrived."""
 
     def ready(self) -> None:
         """Begin to count."""
@@ -63,12 +68,14 @@ class Clock:
         self, report: StepReport, model: nn.Module, buffer: ReplayBuffer, stop: Callable[[], None]
     ) -> None:
         """Count a step; end the run when the time is up."""
-        del model, buffer
+        del model
         if self._started is None:
             return
         self.steps = report.step
         self.staleness.append(report.metrics["staleness_mean"])
         self.trained_s = time.perf_counter() - self._started
+        arrived = buffer.kept + buffer.duplicate + buffer.excluded
+        self.curve.append((self.trained_s, arrived))
         if self.trained_s >= self._seconds:
             stop()
 
@@ -82,6 +89,7 @@ def results(
     seconds: float,
     seeds: int,
     samples: int,
+    look: Look | None = None,
 ) -> list[dict[str, Any]]:
     """Train and evaluate every entrant with every seed; return one result each.
 
@@ -89,19 +97,22 @@ def results(
         base: Recipe and files that all have in common.
         entrants: The methods.
         out: Folder of the results.
-        common: Settings that all have in common, on top of `base`.
-        seconds: Training time of each.
+        common: Settings that all have in common, on top of `base`; `trainer.steps` among them ends
+            a run by its steps.
+        seconds: Training time of each, at most.
         seeds: Seeds 0 to this, seed by seed, so that what there is can be compared at any time.
         samples: Responses sampled for each held-out query.
+        look: Adds to each result what else its run folder tells, before that is deleted.
     """
     found = []
+    endless = f"--trainer.steps={ENDLESS}"
     for seed in range(seeds):
         for entrant in entrants:
             path = out / f"{entrant.name}-{seed}.json"
             if not path.is_file():
-                own = [f"--seed={seed}", f"--trainer.steps={ENDLESS}", "--checkpoint.every=0"]
-                config = load_config(base, [*common, *entrant.overrides, *own])
-                found.append(_result(entrant, config, path, seconds, samples))
+                own = [f"--seed={seed}", "--checkpoint.every=0"]
+                config = load_config(base, [endless, *common, *entrant.overrides, *own])
+                found.append(_result(entrant, config, path, Clock(seconds), samples, look))
                 path.write_text(json.dumps(found[-1]))
             else:
                 found.append(json.loads(path.read_text()))
@@ -110,10 +121,9 @@ def results(
 
 
 def _result(
-    entrant: Entrant, config: Config, path: Path, seconds: float, samples: int
+    entrant: Entrant, config: Config, path: Path, clock: Clock, samples: int, look: Look | None
 ) -> dict[str, Any]:
     folder = path.with_suffix("")
-    clock = Clock(seconds)
     threads = torch.get_num_threads()
     summary = run_watched(config, folder, clock)
     torch.set_num_threads(available_cores())
@@ -123,6 +133,7 @@ def _result(
         "seconds": clock.trained_s,
         "steps": clock.steps,
         "staleness": statistics.fmean(clock.staleness),
+        "curve": clock.curve,
         "trainer_idle_share": summary.trainer_idle_share,
         "searched": summary.trajectories.kept + summary.trajectories.duplicate,
     }
@@ -130,9 +141,12 @@ def _result(
     assert newest is not None, "a run leaves a checkpoint"
     models = Pair(str(newest.policy), str(config.model.model_name_or_path))
     report = evaluate_models(config, models, samples=samples, ks=[1])
+    result["report"] = dataclasses.asdict(report)
+    if look is not None:
+        result |= look(folder)
     torch.set_num_threads(threads)
     shutil.rmtree(folder)
-    return result | {"report": dataclasses.asdict(report)}
+    return result
 
 
 def start(base: Sequence[str | Config], common: Sequence[str], samples: int) -> dict[str, Any]:
@@ -147,10 +161,11 @@ def line(result: dict[str, Any]) -> str:
     """Say in a line what came of an entrant."""
     report = result["report"]
     greedy = math.nan if report["greedy_pass_at_1"] is None else report["greedy_pass_at_1"]
+    measured = ", ".join(f"{name} {value:.3f}" for name, value in report["measured"].items())
     return (
         f"{result['method']} {result['seed']}: {result['steps']} steps, "
         f"sampled {_first(report['pass_at']):.3f}, greedy {greedy:.3f}, "
-        f"KL {report['kl']:.3f}, reward {report['measured']['reward']:.3f}"
+        f"KL {report['kl']:.3f}, {measured}"
     )
 
 
