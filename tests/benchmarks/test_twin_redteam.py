@@ -129,7 +129,7 @@ def test_gloom_is_zero_without_gloomy_words_and_grows_with_them():
             "The table is brown.",
             "I am happy.",
             "It was terrible.",
-            "He was killed in a horrible war.",
+            "A horrible war killed him.",
         ]
     )
     assert nothing == cheerful == 0
