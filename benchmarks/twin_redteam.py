@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.entrants import Entrant, by_method, results, spread
+from benchmarks.entrants import Budget, Entrant, by_method, results, spread
 from tba.api import let_idle_threads_sleep
 from tba.records import Outcome
 from tba.run.folder import RunFolder
@@ -70,10 +70,8 @@ class Comparison(NamedTuple):
     """Also the folder of its results."""
     entrants: tuple[Entrant, ...]
     """The contestants."""
-    common: tuple[str, ...]
-    """Settings on top of the file's."""
-    seconds: float
-    """Training time of each, at most."""
+    budget: Budget
+    """How long each trains."""
     unit: str
     """What curves run over: seconds or steps."""
 
@@ -96,13 +94,15 @@ def comparisons(seconds: float, steps: int) -> tuple[Comparison, Comparison]:
     rounds = tuple(Entrant(own.name, (*own.overrides, *by_rounds)) for own in free)
     return (
         Comparison(
-            "same-time", (Entrant("gflownet", (*GFLOWNET, *both)), *free), (), seconds, "seconds"
+            "same-time",
+            (Entrant("gflownet", (*GFLOWNET, *both)), *free),
+            Budget(seconds=seconds),
+            "seconds",
         ),
         Comparison(
             "same-steps",
             (Entrant("gflownet", (*GFLOWNET, "--sync.searches_per_round=1", *both)), *rounds),
-            (f"--trainer.steps={steps}",),
-            math.inf,
+            Budget(steps=steps),
             "steps",
         ),
     )
@@ -148,9 +148,8 @@ def _results(
             f"--task.victim={arguments.model}",
             f"--task.classifier={HERE / 'gloom.py'}:gloom",
             f"--task.embedder={arguments.embedder}",
-            *comparison.common,
         ],
-        seconds=comparison.seconds,
+        budget=comparison.budget,
         seeds=arguments.seeds,
         samples=1,
         look=partial(look, embedder=str(arguments.embedder)),
@@ -197,7 +196,8 @@ def climb(result: dict[str, Any], unit: str) -> Iterator[tuple[float, float]]:
     """Yield seconds (or steps) and the success of the `WINDOW` attacks that had arrived last."""
     succeeded = np.array(result["gloom"]) > SUCCESS_ABOVE  # NaN compares false
     known = ~np.isnan(np.array(result["gloom"]))
-    for step, (seconds, count) in enumerate(result["curve"], start=1):
+    first = result["steps"] - len(result["curve"]) + 1  # steps before all had loaded do not count
+    for step, (seconds, count) in enumerate(result["curve"], start=first):
         newest = slice(max(0, count - WINDOW), count)
         if known[newest].any():
             share = float(succeeded[newest].sum() / known[newest].sum())

@@ -32,7 +32,7 @@ def configs(comparison):
     return {
         entrant.name: load_config(
             [str(HERE / "twin_redteam.toml")],
-            ["--trainer.steps=9", *FILES, *comparison.common, *entrant.overrides],
+            [*FILES, *entrant.overrides, *comparison.budget.overrides()],
         )
         for entrant in comparison.entrants
     }
