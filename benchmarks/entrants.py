@@ -188,13 +188,12 @@ def start(base: Sequence[str | Config], common: Sequence[str], samples: int) -> 
 def line(result: dict[str, Any]) -> str:
     """Say in a line what came of an entrant."""
     report = result["report"]
-    greedy = math.nan if report["greedy_pass_at_1"] is None else report["greedy_pass_at_1"]
-    measured = ", ".join(f"{name} {value:.3f}" for name, value in report["measured"].items())
-    return (
-        f"{result['method']} {result['seed']}: {result['steps']} steps, "
-        f"sampled {_first(report['pass_at']):.3f}, greedy {greedy:.3f}, "
-        f"KL {report['kl']:.3f}, {measured}"
-    )
+    known = [f"KL {report['kl']:.3f}"]
+    known += [f"{name} {value:.3f}" for name, value in report["measured"].items()]
+    if report["greedy_pass_at_1"] is not None:  # a task that knows right and wrong
+        sampled, greedy = _first(report["pass_at"]), report["greedy_pass_at_1"]
+        known = [f"sampled {sampled:.3f}", f"greedy {greedy:.3f}", *known]
+    return f"{result['method']} {result['seed']}: {result['steps']} steps, {', '.join(known)}"
 
 
 def _first(pass_at: dict[Any, float]) -> float:
