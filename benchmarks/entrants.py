@@ -1,8 +1,9 @@
-"""Methods side by side on one task: each trains for the same time from the same policy.
+"""Methods side by side on one task: each trains as long as the others from the same policy.
 
 A finished entrant is kept in `out`/NAME-SEED.json and not trained again, so a second call goes on
 where the first one ended. Training time starts when every searcher has loaded its models and ends
-after the step on which it is up; evaluation is the package's own, afterwards, of the last weights.
+after the step on which it is up; evaluation is the package's own, afterwards, of the last weights
+and of earlier checkpoints where the budget wants them.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ from tba.config import Config
 from tba.config.load import load_config
 from tba.eval import Pair, evaluate_models
 from tba.records import StepReport
-from tba.run.checkpoint import load_newest
+from tba.run.checkpoint import load_step, steps_kept
 from tba.runtimes.resources import available_cores
 
 ENDLESS = 10**6
@@ -40,6 +41,27 @@ class Entrant:
     """How it is called in tables."""
     overrides: tuple[str, ...]
     """Settings on top of the common ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How long each entrant trains, and which of its policies are measured."""
+
+    seconds: float = math.inf
+    """Training time, after which a run ends."""
+    steps: int = ENDLESS
+    """Optimiser steps, after which a run ends."""
+    checkpoints: int = 1
+    """Policies that are measured, at even distances; more than the last one need `steps`."""
+
+    def overrides(self) -> list[str]:
+        """Return the settings of a run that is given this."""
+        every = self.steps // self.checkpoints if self.checkpoints > 1 else 0
+        return [
+            f"--trainer.steps={self.steps}",
+            f"--checkpoint.every={every}",
+            f"--checkpoint.keep={self.checkpoints}",
+        ]
 
 
 class Clock:
@@ -79,7 +101,7 @@ def results(
     out: Path,
     *,
     common: Sequence[str],
-    seconds: float,
+    budget: Budget,
     seeds: int,
     samples: int,
 ) -> list[dict[str, Any]]:
@@ -90,7 +112,7 @@ def results(
         entrants: The methods.
         out: Folder of the results.
         common: Settings that all have in common, on top of `base`.
-        seconds: Training time of each.
+        budget: When each ends.
         seeds: Seeds 0 to this, seed by seed, so that what there is can be compared at any time.
         samples: Responses sampled for each held-out query.
     """
@@ -99,9 +121,9 @@ def results(
         for entrant in entrants:
             path = out / f"{entrant.name}-{seed}.json"
             if not path.is_file():
-                own = [f"--seed={seed}", f"--trainer.steps={ENDLESS}", "--checkpoint.every=0"]
+                own = [f"--seed={seed}", *budget.overrides()]
                 config = load_config(base, [*common, *entrant.overrides, *own])
-                found.append(_result(entrant, config, path, seconds, samples))
+                found.append(_result(entrant, config, path, budget.seconds, samples))
                 path.write_text(json.dumps(found[-1]))
             else:
                 found.append(json.loads(path.read_text()))
@@ -126,13 +148,21 @@ def _result(
         "trainer_idle_share": summary.trainer_idle_share,
         "searched": summary.trajectories.kept + summary.trajectories.duplicate,
     }
-    newest = load_newest(folder / "checkpoints")
-    assert newest is not None, "a run leaves a checkpoint"
-    models = Pair(str(newest.policy), str(config.model.model_name_or_path))
-    report = evaluate_models(config, models, samples=samples, ks=[1])
+    reports = list(_reports(config, folder / "checkpoints", samples))
     torch.set_num_threads(threads)
     shutil.rmtree(folder)
-    return result | {"report": dataclasses.asdict(report)}
+    return result | {"report": reports[-1][1], "reports": reports}
+
+
+def _reports(
+    config: Config, checkpoints: Path, samples: int
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the steps and the evaluation of each checkpoint that a run has left."""
+    initial = str(config.model.model_name_or_path)
+    for step in steps_kept(checkpoints):
+        models = Pair(str(load_step(checkpoints, step).policy), initial)
+        report = evaluate_models(config, models, samples=samples, ks=[1])
+        yield step, dataclasses.asdict(report)
 
 
 def start(base: Sequence[str | Config], common: Sequence[str], samples: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import tba
-from benchmarks.entrants import Entrant, by_method, results, spread, start
+from benchmarks.entrants import Budget, Entrant, by_method, results, spread, start
 from tba.api import let_idle_threads_sleep
 
 RECIPE = "svamp-smollm2"
@@ -68,7 +68,7 @@ def main() -> None:
         [method for method in METHODS if method.name in wanted],
         out,
         common=common,
-        seconds=arguments.seconds,
+        budget=Budget(seconds=arguments.seconds),
         seeds=arguments.seeds,
         samples=SAMPLES,
     )

@@ -2,7 +2,7 @@
 
 import json
 
-from benchmarks.entrants import Entrant, by_method, results, spread, start
+from benchmarks.entrants import Budget, Entrant, by_method, results, spread, start
 from benchmarks.twin_math import METHODS, RECIPE, table
 
 from tba.config import BuildConfig
@@ -32,7 +32,9 @@ def test_entrants_train_for_their_time_and_once(tmp_path):
     out.mkdir()
 
     def found():
-        return results([config], entrants, out, common=common, seconds=2.0, seeds=1, samples=2)
+        return results(
+            [config], entrants, out, common=common, budget=Budget(seconds=2.0), seeds=1, samples=2
+        )
 
     first = found()
     assert [(r["method"], r["seed"]) for r in first] == [("tba", 0), ("rloo", 0)]
