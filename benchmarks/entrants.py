@@ -176,16 +176,15 @@ def start(base: Sequence[str | Config], common: Sequence[str], samples: int) -> 
 def line(result: dict[str, Any]) -> str:
     """Say in a line what came of an entrant."""
     report = result["report"]
-    greedy = math.nan if report["greedy_pass_at_1"] is None else report["greedy_pass_at_1"]
-    return (
-        f"{result['method']} {result['seed']}: {result['steps']} steps, "
-        f"sampled {_first(report['pass_at']):.3f}, greedy {greedy:.3f}, "
-        f"KL {report['kl']:.3f}, reward {report['measured']['reward']:.3f}"
-    )
-
-
-def _first(pass_at: dict[Any, float]) -> float:
-    return next(iter(pass_at.values()), math.nan)
+    figures = {
+        "sampled": next(iter(report["pass_at"].values()), None),
+        "greedy": report["greedy_pass_at_1"],
+        "win rate": report["measured"].get("win_rate_reference"),
+        "KL": report["kl"],
+        "reward": report["measured"]["reward"],
+    }
+    words = [f", {name} {value:.3f}" for name, value in figures.items() if value is not None]
+    return f"{result['method']} {result['seed']}: {result['steps']} steps{''.join(words)}"
 
 
 def spread(results: Sequence[dict[str, Any]], figure: Callable[[dict[str, Any]], float]) -> str:

@@ -39,11 +39,11 @@ HELD_OUT = 64
 """Prompts that evaluations ask."""
 PAIRS_HELD_OUT = 0.1
 """Share of the training prompts whose pairs measure the proxy."""
-COMPLETIONS = 8
+COMPLETIONS = 6
 """Completions of each training prompt, which make half as many pairs."""
 QUERIES_A_BATCH = 16
 SEED = 0
-PROXY = RewardModelConfig(model="", epochs=3, batch_size=32, learning_rate=5e-5)
+PROXY = RewardModelConfig(model="", epochs=3, batch_size=16, learning_rate=1e-4)
 """How the proxy is trained; its seed and model apart."""
 
 
@@ -150,13 +150,14 @@ def ordered(texts: Sequence[str]) -> list[dict[str, str]]:
     """Return pairs of completions of one prompt, each used once, in the gold judge's order.
 
     The best meets the one in the middle, the middle one's successor the next: all pairs are about
-    equally hard. The proxy reads completions alone, so the pairs have no prompt.
+    equally hard. The proxy reads completions alone, so the prompt is a space, which its tokenizer
+    drops.
     """
     best_first = [text for _, text in sorted(zip(judge(texts), texts, strict=True), reverse=True)]
     half = len(best_first) // 2
     scores = judge(best_first)
     return [
-        {"prompt": "", "chosen": best_first[i], "rejected": best_first[i + half]}
+        {"prompt": " ", "chosen": best_first[i], "rejected": best_first[i + half]}
         for i in range(half)
         if scores[i] > scores[i + half]
     ]

@@ -44,7 +44,7 @@ from tba.eval import PolicyReport
 JUDGE = f"{Path(gold_judge.__file__).resolve()}:judge"
 CHECKPOINTS = 2
 """Policies of a run that are measured: half way and last."""
-SAMPLES = 4
+SAMPLES = 2
 """Responses sampled for each held-out prompt."""
 COMMON = (
     "--task.kind=preference",
@@ -54,6 +54,7 @@ COMMON = (
     "--task.max_prompt_length=160",
     "--search.queries_per_batch=4",
     "--search.samples_per_query=4",
+    "--search.temperature=0.7",
     "--search.max_completion_length=32",
     "--search.precision=bfloat16",
     "--buffer.initial_samples=160",

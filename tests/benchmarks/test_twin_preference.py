@@ -112,8 +112,8 @@ def test_the_judge_likes_gladness_and_no_repetition():
 def test_pairs_use_each_completion_once_and_are_ordered(monkeypatch):
     monkeypatch.setattr(preference_data, "judge", lambda texts: [len(text) for text in texts])
     assert preference_data.ordered(["a", "aaaa", "aa", "aaa"]) == [
-        {"prompt": "", "chosen": "aaaa", "rejected": "aa"},
-        {"prompt": "", "chosen": "aaa", "rejected": "a"},
+        {"prompt": " ", "chosen": "aaaa", "rejected": "aa"},
+        {"prompt": " ", "chosen": "aaa", "rejected": "a"},
     ]
     assert preference_data.ordered(["b", "a"]) == []  # as good as each other
 
