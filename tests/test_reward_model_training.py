@@ -56,6 +56,30 @@ def test_a_trained_model_orders_held_out_pairs_and_is_an_ordinary_folder(tmp_pat
     assert alone == pytest.approx(better[0], abs=1e-4)
 
 
+def test_each_step_in_bfloat16_goes_on_from_the_last(tmp_path, monkeypatch):
+    step = reward_model_training._step
+    gaps = []
+
+    def watched(model, batch, optimiser):
+        loss = step(model, batch, optimiser)
+        learning = reward_model_training._rewards(model, batch).detach()
+        with torch.inference_mode():  # autocast keeps no weights here
+            gaps.append((learning - reward_model_training._rewards(model, batch)).abs().max())
+        return loss
+
+    monkeypatch.setattr(reward_model_training, "_step", watched)
+    config = RewardModelConfig(
+        model=language_model(tmp_path / "base"),
+        batch_size=16,
+        learning_rate=3e-3,
+        precision="bfloat16",
+    )
+    file = write(tmp_path / "a.jsonl", pairs(100))
+    train_reward_model([file], config, out=tmp_path / "rm", tell=lambda text: None)
+    assert len(gaps) == math.ceil(90 / 16)
+    assert max(gaps) < 1e-3  # weights of the first step would answer otherwise
+
+
 def test_the_loss_and_its_gradient_do_not_depend_on_how_a_batch_is_parted(tmp_path, monkeypatch):
     base = language_model(tmp_path)
     model, tokenizer = start_from(base, 0, torch.device("cpu"))

@@ -121,7 +121,8 @@ def train_reward_model(
     test = tokenize_pairs(test_rows, reader, "the held-out pairs")
     tell(f"{len(pairs)} pairs to learn from, {len(test)} held out")
     low = autocast_dtype(config.precision, model)
-    with torch.autocast(device.type, low, enabled=low is not None):
+    # cached bfloat16 weights would outlive every optimiser step: all of training is in one autocast
+    with torch.autocast(device.type, low, enabled=low is not None, cache_enabled=False):
         before = measure(model, test)
         steps = _train(model, pairs, config, tell)
         after = measure(model, test)

@@ -1,0 +1,268 @@
+r"""The paper's preference tuning at the size of one core: instructions with SmolLM2-135M.
+
+    python scripts/smollm2.py models/smollm2
+    python -m benchmarks.twin_preference --model models/smollm2 --data DIR --embedder MINILM \
+        --out build/twin_preference
+
+DIR has self-instruct's JSON lines, MINILM is all-MiniLM-L6-v2. A gold judge (`gold_judge.py`)
+orders completions of the initial policy; a proxy reward model learns the order; every method is
+trained with the proxy and measured by the judge, with equal numbers of steps, of samples searched
+and of samples a step, and with staleness from the barriers of `--sync.mode barrier`:
+
+    tba         trajectory balance with replay as in the paper's TL;DR run: m = .5, softmax(reward)
+    online-dpo, rloo (proximal), ppo    samples of the newest round alone (m = 1)
+
+Everything runs in one process on the cores that it is given, so that calls with different
+`--methods` or `--staleness` can share `--out` side by side:
+
+    taskset -c 0 python -m benchmarks.twin_preference ... --methods tba,rloo &
+    taskset -c 1 python -m benchmarks.twin_preference ... --methods online-dpo,ppo
+
+Staleness s comes of barriers every k = (2 s + 1) / 3 steps: 1, 2.5 and 14.5 on average by default,
+on the m branch; replay is older, and the table tells what was measured. `--out` gets table.md,
+pareto-STALENESS.png (mean over seeds) and pareto.json.
+"""
+
+import argparse
+import dataclasses
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from benchmarks import gold_judge, preference_data
+from benchmarks.entrants import Budget, Entrant, by_method, results, spread, start
+from tba import pareto
+from tba.api import let_idle_threads_sleep
+from tba.config.load import load_config
+from tba.errors import ConfigError, UserError
+from tba.eval import PolicyReport
+
+JUDGE = f"{Path(gold_judge.__file__).resolve()}:judge"
+CHECKPOINTS = 2
+"""Policies of a run that are measured: half way and last."""
+SAMPLES = 2
+"""Responses sampled for each held-out prompt."""
+COMMON = (
+    "--task.kind=preference",
+    "--task.chat=true",
+    "--task.system_prompt=Answer in one short sentence.",
+    "--task.scored_text={completion}",
+    "--task.max_prompt_length=160",
+    "--search.queries_per_batch=4",
+    "--search.samples_per_query=4",
+    "--search.temperature=0.7",
+    "--search.max_completion_length=32",
+    "--search.precision=bfloat16",
+    "--buffer.initial_samples=160",
+    "--trainer.queries_per_batch=4",
+    "--trainer.samples_per_query=4",
+    '--trainer.learning_rate_schedule={kind = "linear"}',
+    "--trainer.learning_rate=1e-5",
+    "--trainer.precision=bfloat16",
+    "--trainer.micro_batch_tokens=2048",
+    "--runtime.kind=inline",
+    "--sync.mode=barrier",
+    "--evaluation.queries=64",
+)
+NEWEST = ("--buffer.on_policy_prob=1.0", "--buffer.recent_versions=1")
+REPLAY = ("--buffer.on_policy_prob=0.5", "--buffer.off_policy_sampling=softmax_reward")
+PAPER_BETA = '{kind = "linear_then_cut", start = 1.0, end = 0.05, end_at = 0.5, cut_at = 0.125}'
+METHODS = (
+    Entrant("tba", (f'--objective={{kind = "tb", beta = {PAPER_BETA}}}', *REPLAY)),
+    Entrant("online-dpo", ('--objective={kind = "online_dpo"}', *NEWEST)),
+    Entrant("rloo", ('--objective={kind = "rloo_proximal"}', *NEWEST)),
+    Entrant("ppo", ('--objective={kind = "ppo"}', *NEWEST)),
+)
+FIGURES: dict[str, Callable[[dict[str, Any]], float]] = {
+    "staleness": lambda result: result["staleness"],
+    "gold win rate": lambda result: result["report"]["measured"]["win_rate_reference"],
+    "gold reward": lambda result: result["report"]["measured"]["gold_reward"],
+    "proxy reward": lambda result: result["report"]["measured"]["reward"],
+    "KL, nats": lambda result: result["report"]["kl"],
+    "perplexity": lambda result: result["report"]["perplexity"],
+    "length": lambda result: result["report"]["mean_response_tokens"],
+    "distinct-1": lambda result: result["report"]["measured"]["distinct_1"],
+    "distinct-2": lambda result: result["report"]["measured"]["distinct_2"],
+}
+"""Columns of the table."""
+
+
+def main() -> None:
+    """Prepare, train every method at every staleness, write table and pictures."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--embedder", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("build/twin_preference"))
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--methods", type=names, default=[method.name for method in METHODS])
+    parser.add_argument("--staleness", type=levels, default=[1, 2, 15])
+    arguments = parser.parse_args()
+    let_idle_threads_sleep()
+    try:
+        compare(arguments)
+    except UserError as error:
+        parser.error(str(error))
+
+
+def names(text: str) -> list[str]:
+    """Read names of methods."""
+    wanted, known = text.split(","), [method.name for method in METHODS]
+    if unknown := set(wanted) - set(known):
+        raise argparse.ArgumentTypeError(
+            f"{min(unknown)} is no method: name some of {','.join(known)}"
+        )
+    return wanted
+
+
+def levels(text: str) -> list[int]:
+    """Read degrees of staleness."""
+    found = [int(word) for word in text.split(",")]
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError(f"staleness {min(found)} is below 1, a barrier's least")
+    return found
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """Do what is missing of the comparison and tell what there is of it."""
+    out: Path = arguments.out
+    files = preference_data.Files(out)
+    common = [*COMMON, f"--model.model_name_or_path={arguments.model}", *task_files(files)]
+    proxied = [*common, f"--task.reward_model={files.proxy}", f"--task.judge={JUDGE}"]
+    with preference_data.alone(out):
+        preference_data.write_prompts(arguments.data, files)
+        preference_data.write_pairs(load_config([], [*common, f'--task.reward=["{JUDGE}"]']), files)
+        proxy = preference_data.train_proxy(arguments.embedder, files)
+        begin = out / "start.json"
+        if not begin.is_file():
+            begin.write_text(json.dumps(start([], proxied, SAMPLES)))
+    budget = Budget(steps=arguments.steps, checkpoints=CHECKPOINTS)
+    wanted = entrants(arguments.methods, arguments.staleness)
+    check(finished(out), arguments.steps)
+    results([], wanted, out, common=proxied, budget=budget, seeds=arguments.seeds, samples=SAMPLES)
+    found = finished(out)
+    initial = json.loads(begin.read_text())
+    page = f"{proxy_line(proxy)}\n\n{table(initial, found)}"
+    (out / "table.md").write_text(page + "\n")
+    print(page)
+    picture(initial, found, out)
+
+
+def finished(out: Path) -> list[dict[str, Any]]:
+    """Return all results in a folder, those of other calls too: by staleness, method and seed."""
+    order = [method.name for method in METHODS]
+    files = [file for name in order for file in out.glob(f"{name}-[0-9]*-[0-9]*.json")]
+    found = [json.loads(file.read_text()) for file in files]
+
+    def place(result: dict[str, Any]) -> tuple[int, int, int]:
+        name, _, staleness = result["method"].rpartition("-")
+        return int(staleness), order.index(name), result["seed"]
+
+    return sorted(found, key=place)
+
+
+def check(found: Sequence[dict[str, Any]], steps: int) -> None:
+    """Refuse to compare runs of different lengths.
+
+    Raises:
+        ConfigError: A result is of another number of steps.
+    """
+    others = [result for result in found if result["steps"] != steps]
+    if others:
+        raise ConfigError(
+            f"--steps is {steps}, but {others[0]['method']} in --out was trained for "
+            f"{others[0]['steps']} steps: name another folder, or give these steps"
+        )
+
+
+def task_files(files: preference_data.Files) -> list[str]:
+    """Return the settings that name the prompts."""
+    return [f"--task.train_file={files.train}", f"--task.test_file={files.test}"]
+
+
+def entrants(methods: Sequence[str], staleness: Sequence[int]) -> list[Entrant]:
+    """Return each wanted method at each staleness, which is a part of its name."""
+    wanted = [method for method in METHODS if method.name in methods]
+    return [
+        Entrant(f"{m.name}-{s}", (*m.overrides, f"--sync.sync_every={sync_every(s)}"))
+        for s in staleness
+        for m in wanted
+    ]
+
+
+def sync_every(staleness: int) -> int:
+    """Return the k whose barrier has a mean staleness, (3k - 1) / 2, next to this."""
+    return max(1, round((2 * staleness + 1) / 3))
+
+
+def proxy_line(proxy: dict[str, Any]) -> str:
+    """Say how good the proxy is."""
+    before, after = proxy["before"], proxy["after"]
+    return (
+        f"Proxy reward model: accuracy {before['accuracy']:.3f} before and {after['accuracy']:.3f} "
+        f"after {proxy['steps']} steps, on held-out pairs; its rewards have mean "
+        f"{after['mean']:.2f} and deviation {after['std']:.2f}."
+    )
+
+
+def table(begin: dict[str, Any], found: Sequence[dict[str, Any]]) -> str:
+    """Return the results as Markdown, mean and standard error over seeds."""
+    first = {"staleness": 0.0, "report": begin}
+    rows = [
+        f"| method-staleness | seeds | steps | {' | '.join(FIGURES)} |",
+        "|---" * (3 + len(FIGURES)) + "|",
+        f"| (start) | | 0 | {' | '.join(f'{figure(first):.3f}' for figure in FIGURES.values())} |",
+    ]
+    for name, own in by_method(found):
+        cells = (spread(own, figure) for figure in FIGURES.values())
+        rows.append(f"| {name} | {len(own)} | {own[0]['steps']} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def picture(begin: dict[str, Any], found: Sequence[dict[str, Any]], out: Path) -> None:
+    """Draw win rate over KL, a picture a staleness, by `tba pareto`'s own code."""
+    all_curves = curves(begin, found)
+    pareto.write(all_curves, out / "pareto.json")
+    for staleness in dict.fromkeys(curve.run.rpartition("-")[2] for curve in all_curves):
+        own = [curve for curve in all_curves if curve.run.rpartition("-")[2] == staleness]
+        if not pareto.draw_picture(own, out / f"pareto-{staleness}.png"):
+            print("no picture: it needs the extra report (matplotlib)")
+
+
+def curves(begin: dict[str, Any], found: Sequence[dict[str, Any]]) -> list[pareto.Curve]:
+    """Return a curve for each method and staleness, whose points are means over seeds."""
+    initial = pareto.Point(0, mean_report([begin]))
+    drawn = []
+    for name, own in by_method(found):
+        reports = [dict(result["reports"]) for result in own]
+        steps = sorted(set.intersection(*(set(each) for each in reports)))
+        points = [
+            pareto.Point(step, mean_report([each[step] for each in reports])) for step in steps
+        ]
+        drawn.append(pareto.Curve(name, name, (initial, *points)))
+    return drawn
+
+
+def mean_report(reports: Sequence[dict[str, Any]]) -> PolicyReport:
+    """Return the first report with the means of what a picture shows."""
+    adapter = TypeAdapter(PolicyReport)
+    read = [adapter.validate_python(report) for report in reports]
+    return dataclasses.replace(
+        read[0],
+        kl=statistics.fmean(report.kl for report in read),
+        measured={
+            name: statistics.fmean(report.measured[name] for report in read)
+            for name in read[0].measured
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
