@@ -2,12 +2,21 @@ import copy
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from tba.engines.linears import QuickLinear, _int8_by_row, _maker, quicken, refresh
+from tba.engines.linears import (
+    QuickLinear,
+    _int8_by_row,
+    _int8_on_cpu,
+    _Levels,
+    _maker,
+    quicken,
+    refresh,
+)
 from tba.errors import ConfigError
 from tiny_models import FAMILIES, tiny_model
 
@@ -36,12 +45,13 @@ def test_products_are_near_those_in_float32(precision, bias, rows):
     assert _error(found, expected) < ERRORS[precision]
 
 
+@pytest.mark.parametrize("make", [_int8_by_row, partial(_int8_on_cpu, _Levels())])
 @pytest.mark.parametrize("rows", [3, 20])
-def test_the_form_for_gpus_rounds_each_row_by_itself(rows):
+def test_int8_rounds_each_row_by_itself(rows, make):
     torch.manual_seed(0)
     weight, bias = torch.randn(96, 64), torch.randn(96)
     states = torch.randn(rows, 64) * torch.logspace(-3, 3, rows)[:, None]
-    found = _int8_by_row(weight)(states, bias)
+    found = make(weight)(states, bias)
     for row in range(rows):
         assert _error(found[row] - bias, states[row] @ weight.T) < ERRORS["int8"]
 

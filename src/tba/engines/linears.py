@@ -5,8 +5,9 @@ the trainer's to the last bit. So the linear layers of a searcher's policy hold,
 that are published to them, a form of these that is quicker to multiply with:
 
     bfloat16   on CPUs in the blocked layout of oneDNN, which plain products make anew in each call
-    int8       weights rounded to 255 levels for each output; inputs too, for each pass (CPUs,
-               oneDNN) or row (GPUs, `torch._int_mm`)
+    int8       weights rounded to 255 levels for each output, inputs for each row, since the first
+               token of a text has states a hundred times as large as others (oneDNN on CPUs,
+               `torch._int_mm` on GPUs)
     float8     weights and inputs as float8_e4m3fn, scaled for each output and row; GPUs of the
                Hopper generation and later (`torch._scaled_mm`)
 
@@ -127,17 +128,17 @@ def _blocked(weight: Float[Tensor, "out in"]) -> Quick:
 
 
 class _Levels:
-    """Inputs rounded to 255 levels, once for all layers that are given the same."""
+    """Inputs rounded to 255 levels a row, once for all layers that are given the same."""
 
     def __init__(self) -> None:
         self._states: Tensor | None = None
 
-    def of(self, states: Tensor) -> tuple[Tensor, float]:
+    def of(self, states: Float[Tensor, "*row in"]) -> tuple[Tensor, Float[Tensor, "*row 1"]]:
         """Return the levels, of which `_ZERO` means zero, and the step between them."""
         if states is not self._states:
-            low, high = torch.aminmax(states)
-            self._step = max(-low.item(), high.item(), _TINY) / 127
-            signed = (states * (1 / self._step)).round_().to(torch.int8)
+            low, high = states.aminmax(dim=-1, keepdim=True)
+            self._step = torch.maximum(-low, high).float().clamp_(min=_TINY) / 127
+            signed = (states / self._step).round_().to(torch.int8)
             self._levels = signed.view(torch.uint8).bitwise_xor_(_ZERO)  # + 128
             self._states = states
         return self._levels, self._step
@@ -149,10 +150,12 @@ def _int8_on_cpu(inputs: _Levels, weight: Float[Tensor, "out in"]) -> Quick:
 
     def multiply(states: Tensor, bias: Tensor | None) -> Tensor:
         levels, step = inputs.of(states)
-        return torch.ops.onednn.qlinear_pointwise(
-            *(levels, step, _ZERO, packed, scale, None, bias),
+        product = torch.ops.onednn.qlinear_pointwise(
+            *(levels, 1.0, _ZERO, packed, scale, None, None),
             *(1.0, 0, states.dtype, "none", [], ""),
         )
+        product.mul_(step)
+        return product if bias is None else product.add_(bias)
 
     return multiply
 
