@@ -1,3 +1,4 @@
+import copy
 import functools
 from itertools import product
 
@@ -7,6 +8,7 @@ import torch
 
 from tba.engines import Sampling, torch_engine
 from tba.engines.decoding import DecodingSequences
+from tba.engines.linears import quicken
 from tba.engines.torch_engine import TorchEngine
 from tba.records import FinishReason, Query
 from tiny_models import EOS, FAMILIES, VOCABULARY, tiny_model
@@ -47,11 +49,13 @@ def _transformers_greedy(model, query):
     return full[0, len(query.prompt_ids) :].tolist()
 
 
+@pytest.mark.parametrize("quick", [False, True], ids=["plain", "quick"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_equal_those_of_transformers_generate(family):
+def test_greedy_tokens_equal_those_of_transformers_generate(family, quick):
     model = tiny_model(family)
     queries = _queries()
-    found = _generate(model, queries, temperature=0.0)
+    searching = quicken(copy.deepcopy(model), "float32") if quick else model
+    found = _generate(searching, queries, temperature=0.0)
     for query, (response,) in zip(queries, found, strict=True):
         assert response.tokens.tolist() == _transformers_greedy(model, query)
         expected = _full_forward_log_probs(model, query, response, 1.0)

@@ -4,7 +4,8 @@ Search computes no gradient, and trajectory balance needs no sampling probabilit
 the trainer's to the last bit. So the linear layers of a searcher's policy hold, beside the weights
 that are published to them, a form of these that is quicker to multiply with:
 
-    bfloat16   on CPUs in the blocked layout of oneDNN, which plain products make anew in each call
+    float32,   on CPUs in the blocked layout of oneDNN, which plain products make anew in each call
+    bfloat16
     int8       weights rounded to 255 levels for each output, inputs for each row, since the first
                token of a text has states a hundred times as large as others (oneDNN on CPUs,
                `torch._int_mm` on GPUs)
@@ -108,14 +109,14 @@ def _maker(
                 "floating-point products: use int8 or bfloat16"
             )
         return _float8
-    if precision == "bfloat16" and device.type == "cpu" and _has_bfloat16():
-        return _blocked
-    return None
+    return _blocked if device.type == "cpu" and _has_products(precision) else None
 
 
-def _has_bfloat16() -> bool:
-    """Whether oneDNN multiplies in bfloat16 on this CPU."""
-    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+def _has_products(precision: Precision) -> bool:
+    """Whether oneDNN multiplies in this precision on this CPU."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return precision == "float32" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def _blocked(weight: Float[Tensor, "out in"]) -> Quick:
