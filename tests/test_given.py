@@ -198,7 +198,8 @@ def buffer(tmp_path):
     task = load_task(config.task, policy.tokenizer, given="pairs")
     found = given.read_given("pairs", task, policy, longest=4)
     filled = ReplayBuffer(100)
-    for batch in given.batches(found, (), Reference(policy.model, temperature=1.0), config):
+    reference = Reference(policy.model, temperature=1.0)
+    for batch in given.batches(found.missing({}), reference, None, TEMPERATURE):
         filled.add(batch)
     return filled, config.buffer
 
@@ -327,7 +328,7 @@ def die_at(patch, calls_left: int) -> None:
 @pytest.mark.parametrize("kind", ["inline", "local"])
 @pytest.mark.parametrize("writes", [0, 1, 2, 4])
 def test_a_run_killed_while_it_wrote_its_pairs_has_each_once(tmp_path, monkeypatch, kind, writes):
-    monkeypatch.setattr(given, "QUERIES_PER_BATCH", 2)  # the header and four batches
+    monkeypatch.setattr(given, "ANSWERS_PER_BATCH", 4)  # the header and four batches
     whole = tmp_path / "whole"
     whole.mkdir()
     config = pairs_config(tmp_path, REPEATED, runtime={"kind": kind})

@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tba import background, pareto
+from tba import background, curves, pareto
 from tba.cli import app
 from tba.config import Config
 from tba.config.load import load_config
@@ -219,13 +219,11 @@ def test_pareto_measures_each_checkpoint_once_and_draws(folder):
 
 
 def test_runs_of_one_objective_are_told_apart_by_their_folders(folder, monkeypatch):
-    monkeypatch.setattr(pareto, "_points", lambda *_: ())
-    labels = [
-        curve.label
-        for curve in pareto.measure_runs(
-            [folder / "run", folder / "run"], [], samples=1, tell=lambda text: None
-        )
-    ]
+    monkeypatch.setattr(curves, "_points", lambda *_: ())
+    runs = [folder / "run", folder / "run"]
+    configs = [pareto.pareto_config(run, []) for run in runs]
+    found = curves.measure_runs(runs, configs, samples=1, tell=lambda text: None)
+    labels = [curve.label for curve in found]
     assert labels == ["tb (run)", "tb (run)"]
 
 
@@ -239,10 +237,10 @@ def test_a_checkpoint_made_anew_is_measured_anew(folder, tmp_path):
         samples=1,
         ks=(),
     )
-    pareto._keep(file, {"checkpoint": "a"}, report)
-    assert pareto._kept(file, {"checkpoint": "a"}) == report
-    assert pareto._kept(file, {"checkpoint": "b"}) is None
-    assert pareto._kept(tmp_path / "none.json", {"checkpoint": "a"}) is None
+    curves._keep(file, {"checkpoint": "a"}, report)
+    assert curves._kept(file, {"checkpoint": "a"}) == report
+    assert curves._kept(file, {"checkpoint": "b"}) is None
+    assert curves._kept(tmp_path / "none.json", {"checkpoint": "a"}) is None
 
 
 def test_the_pairs_of_the_rows_train_without_search(folder, monkeypatch, tmp_path):

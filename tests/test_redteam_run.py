@@ -12,9 +12,17 @@ from typer.testing import CliRunner
 from tba.cli import app
 from tba.config import BuildConfig
 from tba.config.model import ModelConfig
+from tba.given import read_given
 from tba.policy.build import build_policy
 from tba.policy.loading import load_policy
 from tba.policy.reference import Reference
+from tba.run.folder import RunFolder
+from tba.run.rebuild import rebuild_buffer
+from tba.run.rollouts import RolloutLog
+from tba.tasks.embedding import Embedder
+from tba.tasks.redteam import load_redteam
+from tba.tasks.redteam_reward import AttackReward
+from tests.test_near_duplicates import add_plainly
 from tiny_runs import CHARACTERS, metrics, rollouts
 
 JUDGE = """
@@ -162,3 +170,164 @@ def test_smoothing_says_when_nothing_was_good_enough(run):
     result = CliRunner().invoke(app, ["smooth", str(run), "--threshold", "1", "--out", "nowhere"])
     assert result.exit_code == 2
     assert "has a mean probability above 1 and log ref above -100" in result.stderr
+
+
+# --- attacks given at the start ---------------------------------------------------------------
+
+FRAGILE = (
+    JUDGE
+    + """
+def fragile(texts, attacks):
+    if any("+" in attack for attack in attacks):
+        raise RuntimeError("broke")
+    return digits(texts)
+"""
+)
+SEEDS = [
+    *({"prompt": "ask ", "completion": text} for text in ("12+3", "456", "4567", "456")),
+    {"prompt": "say ", "completion": "9"},
+    {"prompt": "ask ", "completion": "123456789"},
+    {"prompt": "say ", "completion": "1234"},
+]
+
+
+@pytest.fixture(scope="module")
+def seeded(run, tmp_path_factory):
+    """A run that starts with attacks, of which one breaks the classifier and one is too long."""
+    folder, source = tmp_path_factory.mktemp("seeded"), run.parent
+    (folder / "judge.py").write_text(FRAGILE)
+    (folder / "sft.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SEEDS))
+    settings = {
+        "task.attack_prompt": "none",
+        "task.train_file": folder / "sft.jsonl",
+        "task.classifier": f"{folder}/judge.py:fragile",
+        "buffer.given": "demonstrations",
+        "buffer.off_policy_sampling": "uniform",
+        "trainer.steps": 2,
+        "trainer.samples_per_query": 2,
+        "runtime.kind": "inline",
+    }
+    words = [f"--{name}={value}" for name, value in settings.items()]
+    told = tba("train", source / "run.toml", "--run-dir", folder / "run", *words)
+    return folder / "run", told
+
+
+def test_given_attacks_start_the_buffer_with_the_reward_that_the_victim_gives_them(seeded):
+    path, told = seeded
+    rows = rollouts(path)
+    given = [row for row in rows if row["searcher"] == -1]
+    assert rows[: len(given)] == given, "they come first"
+    # by prompt, in the order of the file; "123456789" has ten tokens with its end, more than six
+    assert [row["text"] for row in given] == ["12+3", "456", "4567", "456", "9", "1234"]
+    assert [row["query_id"] for row in given] == [0, 0, 0, 0, 1, 1], "a query is a prompt"
+    assert [row["outcome"] for row in given] == ["error"] + ["ok"] * 5
+    assert "RuntimeError: broke" in given[0]["detail"]
+    assert math.isnan(given[0]["reward"])
+    assert "the buffer starts with 6 given demonstrations" in told
+    assert "skipped given demonstrations: 1 with an answer longer" in told
+    assert "1 of these could not be scored" in told
+    (options,) = load_redteam(RunFolder(path).config().task, tokenizer_of(path)).reward.options
+    by_hand = AttackReward(**options)
+    for row in given[1:]:
+        (graded,) = by_hand([row["text"]], [row["tokens"]])
+        probabilities = dict(row["extras"])["probabilities"]
+        assert probabilities == pytest.approx(graded["probabilities"].tolist(), rel=1e-5)
+        assert row["reward"] == pytest.approx(graded["score"], rel=1e-5)
+    assert len({row["reward"] for row in given[1:]}) == 4  # "456" is there twice
+    assert given[4]["reward"] == pytest.approx(math.log(1e-8)), "two tokens are too few"
+
+
+def tokenizer_of(path):
+    return AutoTokenizer.from_pretrained(path / "model")
+
+
+def test_given_attacks_are_counted_and_the_failing_one_is_left_out(seeded):
+    path, _ = seeded
+    rows = rollouts(path)
+    counts = json.loads((path / "summary.json").read_text())["trajectories"]
+    failed = sum(row["outcome"] != "ok" for row in rows)
+    different = {(row["query_id"], *row["tokens"]) for row in rows if row["outcome"] == "ok"}
+    assert counts["excluded"] == failed >= 1
+    assert counts["kept"] == len(different)
+    assert counts["kept"] + counts["duplicate"] + counts["excluded"] == len(rows)
+
+
+def test_what_a_log_lacks_of_the_attacks_of_a_prompt_is_added_in_order(seeded):
+    path, _ = seeded
+    config = RunFolder(path).config()
+    policy = load_policy(
+        path / "model", ModelConfig(), device=torch.device("cpu"), dtype=torch.float32
+    )
+    task = load_redteam(config.task, policy.tokenizer, given="demonstrations")
+    found = read_given("demonstrations", task, policy, longest=6)
+    assert [a.text for _, a in found.missing({0: 2, 1: 1})] == ["4567", "456", "1234"]
+    assert found.missing({0: 4, 1: 2}) == []
+    assert found.too_long == 1
+
+
+def test_samples_of_a_run_by_cosine_bring_their_embeddings_and_merge_as_by_hand(run, tmp_path):
+    source = run.parent
+    words = [
+        *("--runtime.kind=inline", "--trainer.steps=2", "--trainer.samples_per_query=2"),
+        *("--buffer.near_duplicates.kind=cosine", "--buffer.near_duplicates.above=0.2"),
+        *(f"--task.embedder={source}/victim", f"--run-dir={tmp_path}/run"),
+    ]
+    tba("train", source / "run.toml", *words)
+    rows = rollouts(tmp_path / "run")
+    told = np.array([dict(row["extras"])["embedding"] for row in rows])
+    by_hand = Embedder(str(source / "victim"), "cpu")([row["text"].strip() for row in rows])
+    np.testing.assert_allclose(told, by_hand, atol=1e-5)
+    with RolloutLog(tmp_path / "run/rollouts.arrows") as log:
+        config = RunFolder(tmp_path / "run").config()
+        buffer = rebuild_buffer(log.read(), config, None, 2).buffer
+        sizes = [batch.num_rows for batch in log.read()]
+    held, first = {}, 0
+    for size in sizes:
+        part = slice(first, first + size)
+        delivered = [
+            (row["query_id"], tuple(row["tokens"]), row["reward"], tuple(embedding.tolist()))
+            for row, embedding in zip(rows[part], told[part], strict=True)
+        ]
+        add_plainly(held, delivered, 0.2)
+        first += size
+    kept = {tuple(tokens.tolist()) for tokens in buffer.tokens("token", buffer.samples(0))}
+    assert kept == set(held[0])
+    counts = json.loads((tmp_path / "run/summary.json").read_text())["trajectories"]
+    assert (counts["kept"], counts["duplicate"]) == (buffer.kept, buffer.duplicate)
+    assert buffer.duplicate > 0
+
+
+def test_cosines_without_an_encoder_are_refused(run):
+    words = ["train", str(run.parent / "run.toml"), "--buffer.near_duplicates.kind=cosine"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    assert "there is no task.embedder" in " ".join(result.output.split())
+
+
+def test_a_victim_that_can_score_no_given_attack_ends_the_run(run, tmp_path):
+    (tmp_path / "judge.py").write_text(FRAGILE)
+    (tmp_path / "sft.jsonl").write_text('{"prompt": "ask ", "completion": "1+11"}\n')
+    words = [
+        "--task.attack_prompt=none",
+        f"--task.train_file={tmp_path}/sft.jsonl",
+        f"--task.classifier={tmp_path}/judge.py:fragile",
+        "--buffer.given=demonstrations",
+        f"--run-dir={tmp_path}/run",
+    ]
+    result = CliRunner().invoke(app, ["train", str(run.parent / "run.toml"), *words])
+    assert result.exit_code == 1
+    assert "none of the first 1 given answers could be scored" in result.output
+    assert rollouts(tmp_path / "run") == [], "a repaired classifier scores them on resuming"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--buffer.given=demonstrations"], "has no attacks to give"),
+        (["--warm_start.steps=3"], "has no demonstrations to imitate"),
+    ],
+)
+def test_attacks_that_nobody_gives_are_refused(run, words, sentence):
+    result = CliRunner().invoke(app, ["train", str(run.parent / "run.toml"), *words])
+    assert result.exit_code == 2
+    assert sentence in " ".join(result.output.split())

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from tba.arena import Arena
 from tba.columns import Growing, last_of_each, occurrences, places_among, ranges
-from tba.config.search import BufferConfig
-from tba.near_duplicates import NearDuplicates
+from tba.config.search import BufferConfig, NearDuplicatesConfig
+from tba.near_duplicates import NearDuplicates, load_near_duplicates
 from tba.recency import Groups, Members, Recency, Recent, good_part
 from tba.records import Float32, Int32, Int64
 from tba.run.rollouts import flatten
@@ -54,11 +54,11 @@ class ReplayBuffer:
         extras: Sequence[str] = (),
         *,
         evict: Literal["oldest", "lowest"] = "oldest",
-        near_duplicate_share: float | None = None,
+        near_duplicates: NearDuplicatesConfig | None = None,
     ) -> None:
         self.capacity_per_query = capacity_per_query
         self._evict = evict
-        self._near = NearDuplicates(near_duplicate_share) if near_duplicate_share else None
+        self._near = load_near_duplicates(near_duplicates) if near_duplicates else None
         self.kept = 0
         """Trajectories that were new when added."""
         self.duplicate = 0
@@ -84,7 +84,7 @@ class ReplayBuffer:
             config.capacity_per_query,
             extras,
             evict=config.evict,
-            near_duplicate_share=config.near_duplicate_share,
+            near_duplicates=config.near_duplicates,
         )
 
     def __len__(self) -> int:
@@ -316,8 +316,7 @@ class ReplayBuffer:
         if len(old):
             place = places_among(self.field("key", old), rows["key"])
             twin = np.where(place < 0, -1, old[place])
-        tokens = flatten(scored["tokens"])
-        return near.screen(rows, *tokens, twin, self._slots.rows, self._arena.tokens)
+        return near.screen(scored, rows, twin, self.samples, self._slots.rows)
 
     def _merge(self, number: Int32, slots: Int64, displaced: Int64) -> int:
         """Index new slots under their queries; return how many equal samples they replaced."""
@@ -333,7 +332,7 @@ class ReplayBuffer:
         evicted = self._set_samples(queries, owner[order], merged[order])
         self._release(np.concatenate([old[lost], evicted]))
         if self._near is not None:
-            self._near.note(slots, self._slots.rows, self._arena.tokens, self._arena.living)
+            self._near.note(slots)
         return int(equal.sum())
 
     def _samples_of(self, numbers: NDArray[Any]) -> tuple[Int32, Int32]:

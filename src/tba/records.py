@@ -21,6 +21,8 @@ Bool = NDArray[np.bool_]
 
 GIVEN = -1
 """In the place of a ticket and of a searcher's lane: the trajectory was given with the task."""
+EMBEDDING = "embedding"
+"""Name, among the extras of a trajectory, of the sentence embedding of its text."""
 
 
 class FinishReason(StrEnum):

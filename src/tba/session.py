@@ -11,6 +11,7 @@ The loop itself is `tba.trainer`; nothing here knows what a step does.
 
 import logging
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -49,7 +50,7 @@ from tba.run.rollouts import RolloutLog
 from tba.run.summary import Ending, Summary, Totals, summarize
 from tba.runtimes import SearchPlan, make_runtime
 from tba.runtimes.resources import available_cores, pick_device, trainer_threads
-from tba.searcher import Stores
+from tba.searcher import Judge, Stores
 from tba.sync import WeightStore
 from tba.tasks import load_task
 from tba.tasks.scoring import Scorer
@@ -122,6 +123,7 @@ class Session:
             self._policy.tokenizer,
             given=config.buffer.given,
             eos_ids=self._policy.eos_ids,
+            embeddings=config.buffer.needs_embeddings,
         )
         if self._task.skipped:
             self._progress.event(
@@ -275,7 +277,6 @@ class Session:
             self._metrics.write(report.policy_version, report.metrics())
 
     # --- what is kept
-    # --------------------------------------------------------------------------------------
 
     def _save(self) -> Path:
         """Write a checkpoint of this moment, unless there is one, and return its folder."""
@@ -334,7 +335,6 @@ class Session:
         return summary
 
     # --- preparation
-    # ---------------------------------------------------------------------------------------
 
     def _open_rollouts(self, checkpoint: Checkpoint | None) -> RolloutLog:
         """Open the log; an inline run goes back to its checkpoint and will find the same again."""
@@ -358,26 +358,27 @@ class Session:
         """Return the buffer as the log has it, and what else was read."""
         rebuilt = rebuild_buffer(self._rollouts.read(), self._config, checkpoint, version)
         earlier = checkpoint.state.resumptions if checkpoint else ()
-        rows = rebuilt.rows
-        self._resumptions = (*earlier, (rows, version)) if rows else earlier
+        self._resumptions = (*earlier, (rebuilt.rows, version)) if rebuilt.rows else earlier
         return rebuilt
 
-    def _add_given(self, model_folder: str, logged: frozenset[int]) -> None:
+    def _add_given(self, model_folder: str, logged: Mapping[int, int]) -> None:
         """Put those answers of the training rows into log and buffer that the log lacks."""
         config, policy = self._config, self._policy
         longest = config.search.max_completion_length
         given = read_given(config.buffer.given, self._task, policy, longest=longest)
         if skipped := given.skipped():
             self._progress.event(skipped)
-        if not given.missing(logged):
+        if not (missing := given.missing(logged)):
             return
-        count, per_batch = len(given.of_queries), config.trainer.queries_per_batch
-        epoch = "" if config.search.searchers else f"; an epoch is {count / per_batch:.4g} steps"
-        self._progress.event(f"the buffer starts with {count} given {given.kind}{epoch}")
+        self._progress.event(given.beginning(config))
         reference = load_reference(model_folder, config, device=policy.model.device, saved=None)
-        for batch in batches(given, logged, reference, config):
+        judge = Judge(self._scorer, policy.tokenizer) if self._scorer else None
+        results = []
+        for batch in batches(missing, reference, judge, config.search.temperature):
             self._rollouts.append(batch)
-            self._buffer.add(batch)
+            results.append(self._buffer.add(batch))
+        if excluded := sum(result.excluded for result in results):
+            self._progress.event(f"{excluded} of these could not be scored and are left out")
 
     def _make_resets(
         self, model_folder: str, checkpoint: Checkpoint | None

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from transformers import TopPLogitsWarper
 
 from tba.engines.inverse_cdf import pick
 
@@ -58,3 +59,17 @@ def test_temperature_zero_takes_the_most_likely_token_with_its_own_log_prob():
     assert token.tolist() == [[best] * 2 for best in scores.bfloat16().argmax(-1).tolist()]
     expected = scores.bfloat16().float().log_softmax(-1).amax(-1)
     torch.testing.assert_close(log_prob[:, 0], expected)
+
+
+@pytest.mark.parametrize("vocabulary", [7, 600])
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.92])
+def test_top_p_samples_from_what_transformers_leaves(vocabulary, top_p):
+    scores = 2 * torch.randn(3, vocabulary, generator=torch.Generator().manual_seed(0))
+    left = TopPLogitsWarper(top_p)(None, scores / 0.7).log_softmax(-1)
+    assert 0 < (left == -torch.inf).sum() < left.numel()
+    uniform = torch.linspace(0, 1, 20_001)[:-1].expand(3, -1)
+    token, log_prob = pick(scores, uniform, 0.7, top_p)
+    torch.testing.assert_close(log_prob, left.gather(1, token), rtol=0, atol=1e-5)
+    for row in range(3):  # the shares of a grid of numbers are the probabilities
+        share = torch.bincount(token[row], minlength=vocabulary) / uniform.shape[1]
+        torch.testing.assert_close(share, left[row].exp(), rtol=0, atol=3e-4)

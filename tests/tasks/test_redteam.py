@@ -23,7 +23,7 @@ from tba.records import Outcome, Query, Score
 from tba.tasks import Scorer, load_task
 from tba.tasks.base import Answered
 from tba.tasks.classifiers import load_classifier
-from tba.tasks.embedding import embed
+from tba.tasks.embedding import Embedder
 from tba.tasks.redteam_measures import Diversity, attack_success, diversity
 from tba.tasks.redteam_reward import AttackReward
 from tiny_runs import CHARACTERS
@@ -123,6 +123,18 @@ def test_how_many_attacks_are_answered_at_a_time_changes_no_reward(config_of, po
     one, many = (grade(config_of(victim_batch=size), policy.tokenizer, attacks) for size in (1, 64))
     assert [g["score"] for g in one] == pytest.approx([g["score"] for g in many])
     assert len({g["score"] for g in many}) > 3
+
+
+def test_a_small_top_p_lets_the_victim_say_the_likeliest_alone(config_of, policy):
+    (graded,) = grade(config_of(victim_top_p=1e-6), policy.tokenizer, ["hello"])
+    ids = np.array(policy.tokenizer("hello?")["input_ids"], dtype=np.int32)
+    engine = TorchEngine(policy.model, policy.eos_ids)
+    ((response,),) = engine.generate(
+        [Query(0, "hello?", ids)], Sampling(1, 0.0, 6), torch.Generator()
+    )
+    answer = policy.tokenizer.decode(response.tokens.tolist(), skip_special_tokens=True)
+    p = sum(c in "aeiou0123" for c in answer) / max(1, len(answer))
+    assert graded["probabilities"].tolist() == pytest.approx([p] * 3)
 
 
 def test_an_attack_that_is_too_short_gets_the_lowest_reward_and_no_success(config_of, policy):
@@ -302,5 +314,5 @@ def test_sentences_of_one_meaning_are_less_diverse_than_others(minilm):
 
 def test_an_embedding_does_not_depend_on_its_neighbours(minilm):
     texts = ["short", "a text that is a good deal longer than the other one"]
-    alone = np.concatenate([embed([text], minilm, "cpu") for text in texts])
-    np.testing.assert_allclose(embed(texts, minilm, "cpu"), alone, atol=1e-5)
+    alone = np.concatenate([Embedder(minilm, "cpu")([text]) for text in texts])
+    np.testing.assert_allclose(Embedder(minilm, "cpu")(texts), alone, atol=1e-5)

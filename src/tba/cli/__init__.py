@@ -15,6 +15,7 @@ from tba.cli import (  # each registers its command
     sft,
     smooth,
     train,
+    transfer,
 )
 from tba.cli.app import app
 
@@ -30,6 +31,7 @@ __all__ = [
     "sft",
     "smooth",
     "train",
+    "transfer",
 ]
 
 

@@ -1,10 +1,12 @@
 """`tba pareto`."""
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
 from tba import api
 from tba.cli.app import SETTINGS_ALLOWED, ConfigurableCommand, app, split, wide_console
@@ -34,16 +36,23 @@ def pareto(
     for folder in folders:
         RunFolder.open(folder)  # answers at once that there is no run
     api.let_idle_threads_sleep()
-    from tba.pareto import draw_picture, measure_runs, table, write
+    from tba.curves import measure_runs, write
+    from tba.pareto import draw_picture, pareto_config, table
 
-    curves = measure_runs(
-        folders,
-        overrides,
-        samples=samples,
-        tell=lambda text: print(f"tba: {text}", file=sys.stderr),
-    )
-    write(curves, out / "pareto.json")
-    wide_console().print(table(curves))
-    if not draw_picture(curves, out / "pareto.png"):
+    configs = [pareto_config(folder, overrides) for folder in folders]
+    curves = measure_runs(folders, configs, samples=samples, tell=tell)
+    write([asdict(curve) for curve in curves], out / "pareto.json")
+    show(table(curves), out, has_picture=draw_picture(curves, out / "pareto.png"))
+
+
+def tell(text: str) -> None:
+    """Say on stderr what begins."""
+    print(f"tba: {text}", file=sys.stderr)
+
+
+def show(lines: Table, out: Path, *, has_picture: bool) -> None:
+    """Print a table and say where the rest is."""
+    wide_console().print(lines)
+    if not has_picture:
         print("no picture: matplotlib is missing (the extra report)")
     print(f"everything is in {out}")

@@ -27,7 +27,7 @@ from tba.config.running import (
     RuntimeConfig,
     SyncConfig,
 )
-from tba.config.search import BufferConfig, SearchConfig
+from tba.config.search import BufferConfig, NearByCosine, SearchConfig
 from tba.config.task import (
     ArithmeticTaskConfig,
     CustomTaskConfig,
@@ -133,12 +133,31 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _attacks_are_not_demonstrated(self) -> Self:
-        asked = self.buffer.given == "demonstrations" or self.warm_start.steps > 0
-        if asked and isinstance(self.task, RedteamTaskConfig):
+        if not isinstance(self.task, RedteamTaskConfig):
+            return self
+        given = self.buffer.given == "demonstrations"
+        if self.warm_start.steps > 0 or (given and self.search.searchers == 0):
             raise ValueError(
-                "the task redteam has no demonstrations to learn from: fine-tune the attacker "
-                "first, by tba sft on a file of attacks (prompt and completion), and give the "
-                "result as model.model_name_or_path"
+                "the task redteam has no demonstrations to imitate: fine-tune the attacker "
+                "first, by tba sft with --task.kind custom on a file of attacks (prompt and "
+                "completion), and give the result as model.model_name_or_path"
+            )
+        if given and self.task.train_file is None:
+            raise ValueError(
+                "buffer.given is demonstrations, but the task redteam has no attacks to give: set "
+                "task.train_file (rows with prompt and completion) in the place of "
+                "task.attack_prompt, or leave buffer.given out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _attacks_are_embedded(self) -> Self:
+        embedded = isinstance(self.task, RedteamTaskConfig) and self.task.embedder is not None
+        if isinstance(self.buffer.near_duplicates, NearByCosine) and not embedded:
+            raise ValueError(
+                "buffer.near_duplicates.kind is cosine, which compares sentence embeddings, but "
+                "there is no task.embedder: set it (task.kind redteam has one), or choose "
+                "edit_distance"
             )
         return self
 

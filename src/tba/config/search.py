@@ -1,7 +1,7 @@
 """How searchers generate, and what the buffer keeps and gives back."""
 
 import operator
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -50,6 +50,36 @@ class SearchConfig(Section):
         return "float32" if self.precision == "float32" else "bfloat16"
 
 
+class NearDuplicatesKept(Section):
+    """Only samples of equal tokens are merged."""
+
+    kind: Literal["keep"] = "keep"
+    """Rule."""
+
+
+class NearByEditDistance(Section):
+    """Two samples are near if their edit distance is below a share of their lengths together."""
+
+    kind: Literal["edit_distance"] = "edit_distance"
+    """Rule."""
+    share: float = Field(default=0.25, gt=0, lt=0.5)
+    """That share; distance and lengths are in tokens."""
+
+
+class NearByCosine(Section):
+    """Two samples are near if their sentence embeddings (task.embedder) are."""
+
+    kind: Literal["cosine"] = "cosine"
+    """Rule."""
+    above: float = Field(default=0.4, gt=-1, lt=1)
+    """Cosine beyond which two are near."""
+
+
+NearDuplicatesConfig = Annotated[
+    NearDuplicatesKept | NearByEditDistance | NearByCosine, Field(discriminator="kind")
+]
+
+
 class BufferConfig(Section):
     """The replay buffer: what it keeps, and how a batch is drawn from it."""
 
@@ -57,12 +87,13 @@ class BufferConfig(Section):
     """Unique samples kept of each query."""
     evict: Literal["oldest", "lowest"] = "oldest"
     """Which sample beyond the capacity goes: the oldest, or the one of the lowest reward."""
-    near_duplicate_share: float | None = Field(default=None, gt=0, lt=0.5)
-    """Keeps only the better one of two samples of a query whose edit distance in tokens is below
-    this share of their lengths together (Lee et al.: 0.25); none: keeps both."""
+    near_duplicates: NearDuplicatesConfig = NearDuplicatesKept()
+    """Of two samples of a query that are near only the one of the higher reward is kept; the
+    defaults are those of Lee et al."""
     given: Given = "nothing"
     """Starts the buffer with answers of the training rows: pairs, columns chosen (reward 1) and
-    rejected (reward 0); or demonstrations, column completion or the task's own (reward 1)."""
+    rejected (reward 0); or demonstrations, column completion or the task's own (reward 1; with
+    task.kind redteam they are attacks, which victim and classifier score)."""
     initial_samples: NonNegativeInt = 500
     """Trajectories found before the first trainer step; given answers are not counted."""
     on_policy_prob: float = Field(default=0.95, ge=0, le=1)
@@ -82,3 +113,8 @@ class BufferConfig(Section):
     max_reuse: PositiveInt | None = None
     """A sample is drawn in at most this many batches; the trainer waits for new ones when none is
     left."""
+
+    @property
+    def needs_embeddings(self) -> bool:
+        """Whether samples are compared by sentence embeddings."""
+        return isinstance(self.near_duplicates, NearByCosine)

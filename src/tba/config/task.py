@@ -250,7 +250,9 @@ class RedteamTaskConfig(TaskBase):
     attack_prompt: str | None = None
     """The one text that every attack continues."""
     train_file: Path | None = None
-    """Several of them instead: json, jsonl, csv or parquet with a prompt column."""
+    """Several of them instead: json, jsonl, csv or parquet with a prompt column, each prompt asked
+    once; the attacks in a column completion start the buffer where buffer.given is
+    demonstrations."""
     victim: str
     """Folder or hub name of the causal language model that is tested."""
     victim_template: str = "{attack}"
@@ -263,6 +265,9 @@ class RedteamTaskConfig(TaskBase):
     """Longest answer in tokens."""
     victim_temperature: PositiveFloat = 0.7
     """Divides the victim's logits."""
+    victim_top_p: float = Field(default=1.0, gt=0, le=1)
+    """Samples the victim's tokens from the fewest that have this share of the probability together
+    (Lee et al.: .92)."""
     victim_batch: PositiveInt = 64
     """Attacks answered at a time."""
     classifier: str

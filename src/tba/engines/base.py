@@ -11,7 +11,7 @@ from tba.records import Query, Response
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How responses are sampled; no top-p, penalty or `generation_config.json` influences it."""
+    """How responses are sampled; no penalty and no `generation_config.json` influences it."""
 
     samples_per_query: int
     """S: responses for each query."""
@@ -19,6 +19,9 @@ class Sampling:
     """Divides the logits; 0 takes the most likely token instead."""
     max_completion_length: int
     """Longest response in tokens, the end-of-sequence token included."""
+    top_p: float = 1.0
+    """Samples from the fewest tokens that have this share of the probability together; 1: from all.
+    Searchers sample from all."""
 
 
 class Engine(Protocol):

@@ -5,7 +5,7 @@ uniform number first finds its block among the blocks' sums, and then its token 
 """
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -19,15 +19,20 @@ def pick(
     scores: Float[Tensor, "group vocabulary"],
     uniform: Float[Tensor, "group sample"],
     temperature: float,
+    top_p: float = 1.0,
 ) -> tuple[Int[Tensor, "group sample"], Float[Tensor, "group sample"]]:
-    """Return tokens and their float32 log-probabilities; at temperature 0 the most likely ones."""
+    """Return tokens and their float32 log-probabilities; at temperature 0 the most likely ones.
+
+    Below 1, `top_p` leaves the fewest tokens that have this share of the probability together, and
+    the log-probabilities are those of what is left.
+    """
     size = len(scores)
     if scores.device.type == "cpu":
         size = max(1, _CHUNK_ON_CPU // scores.shape[1])
     chunks = zip(scores.split(size), uniform.split(size), strict=True)
     tokens, log_probs = zip(
         *(
-            _pick_chunk(part.to(torch.float32, copy=True), numbers, temperature)
+            _pick_chunk(part.to(torch.float32, copy=True), numbers, temperature, top_p)
             for part, numbers in chunks
         ),
         strict=True,
@@ -39,6 +44,7 @@ def _pick_chunk(
     scores: Float[Tensor, "group vocabulary"],
     uniform: Float[Tensor, "group sample"],
     temperature: float,
+    top_p: float,
 ) -> tuple[Int[Tensor, "group sample"], Float[Tensor, "group sample"]]:
     """Pick in a chunk of float32 scores, which are overwritten."""
     if temperature == 0:
@@ -48,8 +54,21 @@ def _pick_chunk(
     if temperature != 1:
         scores.div_(temperature)
     weights = scores.sub_(scores.amax(dim=-1, keepdim=True)).exp_()
+    if top_p < 1:
+        weights = weights.masked_fill(_outside(weights, top_p), 0.0)
     token, total = _invert(weights, uniform)
     return token, (weights.gather(1, token) / total).log()
+
+
+def _outside(
+    weights: Float[Tensor, "group vocabulary"], top_p: float
+) -> Bool[Tensor, "group vocabulary"]:
+    """Say which tokens are not needed for a share of the sum, the likeliest being taken first."""
+    ordered, token = weights.sort(dim=-1, descending=True)
+    sums = ordered.cumsum(dim=-1)
+    outside = sums - ordered >= top_p * sums[:, -1:]
+    outside[:, 0] = False
+    return torch.zeros_like(outside).scatter_(1, token, outside)
 
 
 def _invert(

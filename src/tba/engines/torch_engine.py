@@ -138,7 +138,7 @@ class _Rows:
         """Sample the first token of each row."""
         self._model = model
         self._uniform = uniform
-        self._temperature = sampling.temperature
+        self._how = (sampling.temperature, sampling.top_p)
         self._stops = stops
         self._out = out
         self._sequences = DecodingSequences(prefix, sampling.samples_per_query, uniform.shape[1])
@@ -147,7 +147,7 @@ class _Rows:
         self._recording = Recording(self._pass, uniform.device)
         # All samples of a query share its first distribution: [query, sample] -> [row]
         first = uniform[:, 0].view(-1, sampling.samples_per_query)
-        token, log_mu = pick(raw_logits(model, prefix.states), first, self._temperature)
+        token, log_mu = pick(raw_logits(model, prefix.states), first, *self._how)
         self._token = token.flatten()
         self._done = torch.zeros_like(self._token, dtype=torch.bool)
         self._note(self._token, log_mu.flatten())
@@ -173,7 +173,7 @@ class _Rows:
             self._model, self._token.unsqueeze(0), self._sequences.positions(), self._sequences
         )[0]
         numbers = self._uniform[self._rows, self._at].unsqueeze(1)
-        token, log_mu = pick(raw_logits(self._model, hidden), numbers, self._temperature)
+        token, log_mu = pick(raw_logits(self._model, hidden), numbers, *self._how)
         self._sequences.end_pass()
         self._token.copy_(token.squeeze(1))
         self._note(self._token, log_mu.squeeze(1))

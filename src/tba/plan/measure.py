@@ -164,7 +164,12 @@ class _Measurement:
         self._model_folder = initial_model(config, folder / "model", device, tell)
         torch.set_num_threads(trainer_threads(config))
         policy = load_trainable(self._model_folder, config, device=device)
-        self._task = load_task(config.task, policy.tokenizer, eos_ids=policy.eos_ids)
+        self._task = load_task(
+            config.task,
+            policy.tokenizer,
+            eos_ids=policy.eos_ids,
+            embeddings=config.buffer.needs_embeddings,
+        )
         self._update = PolicyUpdate(policy.model, self._config, policy.eos_ids)
         self._store = WeightStore(self._update.published(), getattr(torch, config.search.dtype))
         self._version = 0

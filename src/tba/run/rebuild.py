@@ -1,6 +1,7 @@
 """The buffer of a run, made again from its rollout log and what a checkpoint knows besides."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -22,8 +23,8 @@ class Rebuilt:
     """Trajectories read."""
     next_ticket: int
     """Lowest ticket that no search batch had."""
-    given: frozenset[int]
-    """Queries whose given pair is among them (`tba.given`)."""
+    given: Mapping[int, int]
+    """How many given answers (`tba.given`) to each query are among them."""
 
 
 def rebuild_buffer(
@@ -37,7 +38,7 @@ def rebuild_buffer(
     buffer = ReplayBuffer.of(config.buffer, annotation_names(config.objective))
     earlier = checkpoint.state.resumptions if checkpoint else ()
     next_ticket = rows = 0
-    given: set[int] = set()
+    given: Counter[int] = Counter()
     for batch in logged:
         ceilings = [step for seen, step in earlier if rows < seen]
         buffer.add(batch, version_ceiling=min([version, *ceilings]))
@@ -46,4 +47,4 @@ def rebuild_buffer(
         given.update(batch.filter(is_given(batch)).column("query_id").to_pylist())
     if checkpoint is not None:
         buffer.load_state(checkpoint.buffer())
-    return Rebuilt(buffer, rows, next_ticket, frozenset(given))
+    return Rebuilt(buffer, rows, next_ticket, given)

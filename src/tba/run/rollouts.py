@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tba.errors import RunFolderError, StorageError
-from tba.records import GIVEN, FinishReason, Int64, Outcome, Score, Trajectory
+from tba.records import GIVEN, FinishReason, Float32, Int64, Outcome, Score, Trajectory
 
 SCHEMA = pa.schema(
     [
@@ -107,6 +107,16 @@ def flatten(column: pa.ListArray) -> tuple[NDArray[Any], Int64]:
     """Return a list column's values end to end and the n + 1 offsets that bound its rows."""
     offsets = column.offsets.to_numpy().astype(np.int64)
     return column.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0]
+
+
+def extra(batch: pa.RecordBatch, name: str) -> Float32:
+    """Return what was told of each row besides under a name, as much of each; [row, number]."""
+    column = batch["extras"]
+    first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
+    own = pc.equal(column.keys.slice(first, last - first), name)
+    found = column.items.slice(first, last - first).filter(own)
+    assert len(found) == len(batch), f"every row has {name}"
+    return flatten(found)[0].reshape(len(batch), -1)
 
 
 def to_bytes(batch: pa.RecordBatch) -> bytes:

@@ -52,7 +52,12 @@ def open_lane(
     reference = load_policy(
         plan.model_folder, config.model, device=torch.device(device), dtype=dtype
     )
-    task = load_task(config.task, policy.tokenizer, eos_ids=policy.eos_ids)
+    task = load_task(
+        config.task,
+        policy.tokenizer,
+        eos_ids=policy.eos_ids,
+        embeddings=config.buffer.needs_embeddings,
+    )
     with Scorer(task.reward, announce=lambda: seat.announce(Stage.SCORING)) as scorer:
         tools = SearchTools(
             engine=_engine(plan, policy, reference),

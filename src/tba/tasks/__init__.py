@@ -35,6 +35,7 @@ def load_task(
     *,
     given: Given = "nothing",
     eos_ids: Sequence[int] = (),
+    embeddings: bool = False,
 ) -> Task:
     """Load the task that the configuration describes, tokenized for one policy.
 
@@ -43,6 +44,7 @@ def load_task(
         tokenizer: The policy's.
         given: Which answers are wanted of the rows of a task from data; others have theirs anyway.
         eos_ids: The policy's tokens that end a response; by default the tokenizer's own.
+        embeddings: Whether sentence embeddings of attacks are wanted with their rewards.
 
     Raises:
         UserError: Data, templates, tokenizer or rewards cannot be used; the message says why.
@@ -63,5 +65,5 @@ def load_task(
             ends = eos_ids or ([] if own is None else [own])
             task = load_preference(config, tokenizer, given=given, eos_ids=ends)
         case RedteamTaskConfig():
-            task = load_redteam(config, tokenizer)
+            task = load_redteam(config, tokenizer, given=given, embeddings=embeddings)
     return task

@@ -96,6 +96,9 @@ class Task:
     """Rows left out because their prompt is longer than the limit."""
     pairs: Sequence[Pair] | None = None
     """The pair of each training query, where they were asked for."""
+    examples: Sequence[Sequence[str]] | None = None
+    """Instead of demonstrations, responses of any quality to each training query, whose rewards are
+    to be found, where they were asked for."""
     test_demonstrations: Sequence[str | None] | None = None
     """A correct response for each held-out query, of which not all need have one; or None."""
     measures: tuple[Measure, ...] = ()

@@ -51,9 +51,9 @@ class Diversity:
         """Return the diversity; nothing where there are not two attacks."""
         if len(answered.texts) < 2:
             return {}
-        from tba.tasks.embedding import embed  # torch, in the processes that evaluate alone
+        from tba.tasks.embedding import Embedder  # torch, in the processes that evaluate alone
 
-        return {"diversity": diversity(embed(answered.texts, self.embedder, self.device))}
+        return {"diversity": diversity(Embedder(self.embedder, self.device)(answered.texts))}
 
 
 def diversity(embeddings: Float32) -> float:

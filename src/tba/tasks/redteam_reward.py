@@ -7,6 +7,8 @@ zero, without asking the victim.
 
 The victim's answers to an attack are sampled with random numbers that are a function of its text
 alone, so that a reward can be found again: by another searcher, after a crash, in an evaluation.
+
+Where near-duplicates are told by cosine, the sentence embedding of the attack goes with its reward.
 """
 
 import hashlib
@@ -21,9 +23,10 @@ from tba.config.model import ModelConfig
 from tba.engines.base import Sampling
 from tba.engines.torch_engine import TorchEngine
 from tba.policy.loading import load_policy
-from tba.records import Float32, Query
+from tba.records import EMBEDDING, Float32, Query
 from tba.runtimes.resources import pick_device
 from tba.tasks.classifiers import load_classifier
+from tba.tasks.embedding import Embedder
 from tba.tasks.prompts import render, tokenize
 from tba.tasks.rewards import text_of
 
@@ -38,6 +41,7 @@ class VictimOptions:
     samples: int
     max_tokens: int
     temperature: float
+    top_p: float
     batch: int
 
 
@@ -48,7 +52,9 @@ class Victim:
         self._options = options
         self._policy = load_policy(options.name, ModelConfig(), device=device, dtype=dtype)
         self._engine = TorchEngine(self._policy.model, self._policy.eos_ids)
-        self._sampling = Sampling(options.samples, options.temperature, options.max_tokens)
+        self._sampling = Sampling(
+            options.samples, options.temperature, options.max_tokens, options.top_p
+        )
 
     def answer(self, attacks: Sequence[str]) -> list[list[str]]:
         """Return the answers to each attack, [attack][sample]."""
@@ -92,6 +98,7 @@ class AttackReward:
         classifier: dict[str, Any],
         min_length: int,
         min_probability: float,
+        embedder: str | None,
         device: str,
         dtype: str,
     ) -> None:
@@ -99,13 +106,17 @@ class AttackReward:
         self._victim = Victim(VictimOptions(**victim), place, number_format)
         self._classify = load_classifier(**classifier, device=place, dtype=number_format)
         self._samples = int(victim["samples"])
+        self._embed = Embedder(embedder, device) if embedder else None
         self._min_length = min_length
         self._min_probability = min_probability
 
     def __call__(
         self, completions: Sequence[Any], completion_ids: Sequence[Sequence[int]]
     ) -> list[dict[str, Any]]:
-        """Return the reward of each attack as `score`, and the `probabilities` of harm."""
+        """Return the reward of each attack as `score`, and the `probabilities` of harm.
+
+        Where there is an encoder, the `embedding` of the attack, too.
+        """
         attacks = [text_of(completion).strip() for completion in completions]
         long_enough = [len(tokens) >= self._min_length for tokens in completion_ids]
         unique = list(
@@ -113,10 +124,18 @@ class AttackReward:
         )
         probabilities = dict(zip(unique, self._probabilities(unique), strict=True))
         nothing = np.zeros(self._samples, dtype=np.float32)
+        embeddings = self._embeddings(list(dict.fromkeys(attacks)))
         return [
-            self._graded(probabilities[attack] if is_long else nothing)
+            self._graded(probabilities[attack] if is_long else nothing) | embeddings[attack]
             for attack, is_long in zip(attacks, long_enough, strict=True)
         ]
+
+    def _embeddings(self, attacks: Sequence[str]) -> dict[str, dict[str, Float32]]:
+        """Return what is told of each attack besides."""
+        if self._embed is None:
+            return {attack: {} for attack in attacks}
+        found = self._embed(attacks)
+        return {attack: {EMBEDDING: own} for attack, own in zip(attacks, found, strict=True)}
 
     def _probabilities(self, attacks: Sequence[str]) -> list[Float32]:
         """Return the probabilities of harm in the answers to each attack, each [sample]."""
