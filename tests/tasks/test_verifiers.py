@@ -312,7 +312,7 @@ def test_what_one_turn_cannot_serve_is_refused(environment, chat_tokenizer, sour
             SUMS,
             {"options": {"sise": 3}},
             ConfigError,
-            r"refuses task.options.sise \(Extra .*\); its options are size, split, system_prompt",
+            r"refuses task.options.sise \(Extra .*\); its options are .*, split, size",
         ),
         (
             SUMS,
@@ -321,7 +321,18 @@ def test_what_one_turn_cannot_serve_is_refused(environment, chat_tokenizer, sour
             r"refuses task.test_options.size \(Input should be a valid integer",
         ),
         (SUMS, {"options": {"size": 10}}, ConfigError, "has 10 tasks, but task.test_queries is 10"),
-        (SUMS, {"test_options": {}, "test_queries": 99}, ConfigError, "has no tasks to train on"),
+        (
+            SUMS,
+            {"test_options": {}, "test_queries": 99},
+            ConfigError,
+            "has 40 tasks to hold out and 0 with other",
+        ),
+        (
+            SUMS.replace("vf.Taskset[SumTask, SumConfig]", "vf.Taskset[vf.Task, SumConfig]"),
+            {},
+            ConfigError,
+            r"is a SumTask, but its task set declares Task: declare vf.Taskset\[SumTask",
+        ),
         (SUMS.replace("range(0,", "range(1 // 0,"), {}, UserCodeError, "loaded: ZeroDivisionError"),
         (
             SUMS.replace("answer: str", "answer: str\n    secret: object = vf").replace(

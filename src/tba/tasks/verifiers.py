@@ -100,17 +100,16 @@ def _draw(config: VerifiersTaskConfig) -> tuple[list[Row], list[Row]]:
     else:
         options = config.options | config.test_options
         test = _rows(config, "task.test_options", options, most=config.test_queries)
+        test = test[: config.test_queries]
         train = _rows(config, "task.options", config.options)
-    held_out = [row["prompt"] for row in test]
-    known = set(map(repr, held_out))
-    train = [row for row in train if repr(row["prompt"]) not in known][: config.train_queries]
-    for rows, what in ((train, "train on"), (test, "hold out")):
-        if not rows:
-            raise ConfigError(
-                f"environment {config.environment} has no tasks to {what} beside those with the "
-                "prompt of a held-out one: see task.options and task.test_options"
-            )
-    return train, test
+    held_out = {repr(row["prompt"]) for row in test}
+    train = [row for row in train if repr(row["prompt"]) not in held_out]
+    if not test or not train:
+        raise ConfigError(
+            f"environment {config.environment} has {len(test)} tasks to hold out and {len(train)} "
+            "with other prompts to train on: widen task.options or task.test_options"
+        )
+    return train[: config.train_queries], test
 
 
 def _rows(
@@ -149,7 +148,7 @@ def _rows(
 def _row(vf: Any, config: VerifiersTaskConfig, task: Any, options: dict[str, Any]) -> Row:
     if config.system_prompt is not None:  # as the library's own setting of that name does
         task = task.with_data(system_prompt=config.system_prompt)
-    check_task(config.environment, task)
+    check_task(vf, config.environment, task)
     messages = messages_of(vf, task.data)
     if not config.chat and [m["role"] for m in messages] != ["user"]:
         raise ConfigError(

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from pydantic import ValidationError
+
 from tba.errors import ConfigError
 from tba.references import user_code
 from tba.tasks.rewards import text_of
@@ -88,19 +90,20 @@ def make_config(vf: Any, name: str, setting: str, options: dict[str, Any]) -> An
         ConfigError: The task set refuses an option; `setting` says where they were given.
         UserCodeError: The package exports more than one task set, or raises.
     """
-    from pydantic import ValidationError
-
+    refused: ValidationError | None = None
     with user_code(f"the options of environment {name} cannot be read"):
         kind = vf.taskset_config_type(name)
-    try:
-        return kind.model_validate({**options, "id": name})
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join([setting, *map(str, first["loc"])])
-        known = ", ".join(sorted(set(kind.model_fields) - {"id"}))
-        raise ConfigError(
-            f"environment {name} refuses {where} ({first['msg']}); its options are {known}"
-        ) from error
+        try:
+            return kind.model_validate({**options, "id": name})
+        except ValidationError as error:
+            refused = error
+    assert refused is not None
+    first = refused.errors(include_url=False)[0]
+    where = ".".join([setting, *map(str, first["loc"])])
+    known = ", ".join(field for field in kind.model_fields if field != "id")
+    raise ConfigError(
+        f"environment {name} refuses {where} ({first['msg']}); its options are {known}"
+    ) from refused
 
 
 def check_environment(vf: Any, name: str, taskset: Any) -> None:
@@ -132,12 +135,18 @@ def check_rewards(name: str, task: Any) -> None:
     _refuse(f"environment {name}", None if rewards else "has no reward")
 
 
-def check_task(name: str, task: Any) -> None:
+def check_task(vf: Any, name: str, task: Any) -> None:
     """Check that a task has a prompt of text messages and needs no sandbox.
 
     Raises:
-        ConfigError: It has not; the message says what it needs.
+        ConfigError: It has not, or is of another class than the task set says; the message tells.
     """
+    declared = vf.task_type(name)
+    if type(task) is not declared:
+        raise ConfigError(
+            f"task {task.data.idx} of environment {name} is a {type(task).__name__}, but its task "
+            f"set declares {declared.__name__}: declare vf.Taskset[{type(task).__name__}, ...]"
+        )
     _refuse(f"task {task.data.idx} of environment {name}", next(_needs_of_task(task), None))
 
 
