@@ -32,6 +32,7 @@ EXTRAS = {
     "lora": ("peft",),
     "redteam": ("sentence-transformers",),
     "gym": ("reasoning-gym",),
+    "verifiers": ("verifiers",),
     "report": ("matplotlib",),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),

@@ -49,7 +49,7 @@ def test_a_union_tells_its_kinds_and_its_default_kind():
 
 
 def test_settings_of_every_kind_appear_once_and_without_a_condition():
-    assert [setting.when for setting in settings_of("task.chat")] == [""]
+    assert [setting.when for setting in settings_of("task.max_prompt_length")] == [""]
 
 
 def test_settings_of_some_kinds_name_them():

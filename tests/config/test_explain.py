@@ -67,8 +67,8 @@ def test_a_key_of_another_kind_says_which_kind():
         ),
         (
             "--task.kind=gsm",
-            'task.kind is "gsm", expected one of arithmetic, gsm8k, math, gym, custom, preference, '
-            "redteam "
+            'task.kind is "gsm", expected one of arithmetic, gsm8k, math, gym, verifiers, custom, '
+            "preference, redteam "
             "(did you mean gsm8k?)",
         ),
         (

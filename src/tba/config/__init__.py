@@ -37,6 +37,7 @@ from tba.config.task import (
     PreferenceTaskConfig,
     RedteamTaskConfig,
     TaskConfig,
+    VerifiersTaskConfig,
 )
 from tba.config.training import TrainerConfig
 
@@ -65,6 +66,7 @@ __all__ = [
     "TaskConfig",
     "TrainerConfig",
     "TrajectoryBalanceConfig",
+    "VerifiersTaskConfig",
     "WarmStartConfig",
 ]
 

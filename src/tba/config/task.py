@@ -136,6 +136,31 @@ class GymTaskConfig(GradedTaskBase):
     in which {question} stands for it."""
 
 
+class VerifiersTaskConfig(GradedTaskBase):
+    """A single-turn environment of the library verifiers (extra `verifiers`, docs/verifiers.md)."""
+
+    kind: Literal["verifiers"] = "verifiers"
+    """Task kind."""
+    chat: bool = True
+    """Renders prompts through the tokenizer's chat template; false: gives a prompt that is a
+    single user message as plain text."""
+    environment: str
+    """Name of the environment's installed package, as the library takes it."""
+    options: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies it
+    """Options of its task set, such as task.options.split = "train"; the others keep their
+    defaults."""
+    test_options: dict[str, Any] | None = None
+    """Options that are different for held-out queries, such as task.test_options.split = "test";
+    without any, held-out queries are drawn from the tasks to train on, and taken out of them."""
+    train_queries: PositiveInt | None = None
+    """Most queries to train on; by default all. Needed where the environment makes tasks without
+    end."""
+    test_queries: PositiveInt = 200
+    """Held-out queries, at most so many where task.test_options is set."""
+    split_seed: NonNegativeInt = 0
+    """Seed of the order in which queries are drawn."""
+
+
 class CustomTaskConfig(GradedTaskBase):
     """A task of one's own: rows with a `prompt`, and reward functions in TRL's form."""
 
@@ -321,6 +346,7 @@ TaskConfig = Annotated[
     | Gsm8kTaskConfig
     | MathTaskConfig
     | GymTaskConfig
+    | VerifiersTaskConfig
     | CustomTaskConfig
     | PreferenceTaskConfig
     | RedteamTaskConfig,

@@ -13,6 +13,7 @@ from tba.config.task import (
     PreferenceTaskConfig,
     RedteamTaskConfig,
     TaskConfig,
+    VerifiersTaskConfig,
 )
 from tba.tasks.arithmetic import load_arithmetic
 from tba.tasks.base import RewardSpec, Task
@@ -22,6 +23,7 @@ from tba.tasks.math import load_gsm8k, load_math
 from tba.tasks.preference import load_preference
 from tba.tasks.redteam import load_redteam
 from tba.tasks.scoring import Scorer
+from tba.tasks.verifiers import load_verifiers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,12 +60,18 @@ def load_task(
             task = load_math(config, tokenizer)
         case GymTaskConfig():
             task = load_gym(config, tokenizer)
+        case VerifiersTaskConfig():
+            task = load_verifiers(config, tokenizer, eos_ids=_ends(tokenizer, eos_ids))
         case CustomTaskConfig():
             task = load_custom(config, tokenizer, given=given)
         case PreferenceTaskConfig():
-            own = tokenizer.eos_token_id
-            ends = eos_ids or ([] if own is None else [own])
+            ends = _ends(tokenizer, eos_ids)
             task = load_preference(config, tokenizer, given=given, eos_ids=ends)
         case RedteamTaskConfig():
             task = load_redteam(config, tokenizer, given=given, embeddings=embeddings)
     return task
+
+
+def _ends(tokenizer: "PreTrainedTokenizerBase", eos_ids: Sequence[int]) -> Sequence[int]:
+    own = tokenizer.eos_token_id
+    return eos_ids or ([] if own is None else [own])
