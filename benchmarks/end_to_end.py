@@ -46,7 +46,7 @@ from tba.policy.initial import initial_model
 from tba.records import StepReport
 from tba.runtimes.resources import available_cores
 
-RATES = {"arithmetic": "2.5e-4,5e-4,1e-3,2e-3", "sums-smollm2": "1e-5,3e-5"}
+RATES = {"arithmetic": "2.5e-4,5e-4,1e-3,2e-3", "sums-smollm2": "1e-5,2e-5,3e-5,6e-5"}
 """Of TRL; for `arithmetic`, 3e-4 is slow and 3e-3 collapses within a minute."""
 SNAPSHOTS = {"arithmetic": 120, "sums-smollm2": 30}
 """Of each TRL run, at most; others keep weights as often."""
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--recipe", choices=RATES, default="arithmetic")
     parser.add_argument("--model", help="folder of the policy, for a recipe that names none")
     parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--rates", help="TRL's learning rates (default: the recipe's four or two)")
+    parser.add_argument("--rates", help="TRL's learning rates (default: the recipe's four)")
     parser.add_argument("--only", default="trl,free,lockstep")
     arguments = parser.parse_args()
     let_idle_threads_sleep()

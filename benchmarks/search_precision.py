@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--objectives", default=",".join(OBJECTIVES))
     parser.add_argument("--precisions", default=",".join(PRECISIONS))
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=36)
     parser.add_argument("--processes", type=int, default=available_cores())
     arguments = parser.parse_args()
     let_idle_threads_sleep()
