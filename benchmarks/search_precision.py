@@ -106,7 +106,8 @@ def run(job: Job, arguments: argparse.Namespace) -> str:
         **OBJECTIVES[job.objective],
     }
     summary = train(RECIPE, run_dir=folder, clean=folder.exists(), progress=False, **settings)
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if row["step"]]
     assert summary.before is not None
     assert summary.after is not None
     result = {

@@ -199,7 +199,7 @@ def buffer(tmp_path):
     found = given.read_given("pairs", task, policy, longest=4)
     filled = ReplayBuffer(100)
     reference = Reference(policy.model, temperature=1.0)
-    for batch in given.batches(found.missing({}), reference, None, TEMPERATURE):
+    for batch in given.batches(found.missing({}), reference, None, TEMPERATURE, is_first=True):
         filled.add(batch)
     return filled, config.buffer
 

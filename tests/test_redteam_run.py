@@ -12,10 +12,12 @@ from typer.testing import CliRunner
 from tba.cli import app
 from tba.config import BuildConfig
 from tba.config.model import ModelConfig
-from tba.given import read_given
+from tba.errors import AllExcludedError
+from tba.given import batches, read_given
 from tba.policy.build import build_policy
 from tba.policy.loading import load_policy
 from tba.policy.reference import Reference
+from tba.records import Outcome, Score
 from tba.run.folder import RunFolder
 from tba.run.rebuild import rebuild_buffer
 from tba.run.rollouts import RolloutLog
@@ -263,6 +265,29 @@ def test_what_a_log_lacks_of_the_attacks_of_a_prompt_is_added_in_order(seeded):
     assert [a.text for _, a in found.missing({0: 2, 1: 1})] == ["4567", "456", "1234"]
     assert found.missing({0: 4, 1: 2}) == []
     assert found.too_long == 1
+
+
+def test_the_last_attack_of_a_file_may_fail_alone_but_not_all_of_them(seeded):
+    path, _ = seeded
+    policy = load_policy(
+        path / "model", ModelConfig(), device=torch.device("cpu"), dtype=torch.float32
+    )
+    task = load_redteam(RunFolder(path).config().task, policy.tokenizer, given="demonstrations")
+    found = read_given("demonstrations", task, policy, longest=6)
+    missing = found.missing({0: 4, 1: 1})
+
+    class Broken:
+        def score(self, queries, tokens):
+            return ["1234"], [Score(Outcome.ERROR, math.nan, "broke")]
+
+    class Flat:
+        def log_ref(self, prompts, tokens, places):
+            return [np.zeros(len(own), np.float32) for own in tokens]
+
+    (batch,) = batches(missing, Flat(), Broken(), 1.0, is_first=False)
+    assert batch.column("outcome").to_pylist() == ["error"]
+    with pytest.raises(AllExcludedError, match="none of the first 1 given answers"):
+        list(batches(missing, Flat(), Broken(), 1.0, is_first=True))
 
 
 def test_samples_of_a_run_by_cosine_bring_their_embeddings_and_merge_as_by_hand(run, tmp_path):

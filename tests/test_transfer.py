@@ -10,9 +10,12 @@ from typer.testing import CliRunner
 
 from tba.cli import app
 from tba.config import BuildConfig
+from tba.config.load import load_config
 from tba.config.model import ModelConfig
+from tba.curves import Axis, Curve, Panel, draw_panels, measure_runs
 from tba.engines import Sampling
 from tba.engines.torch_engine import TorchEngine
+from tba.errors import ConfigError
 from tba.evaluation import answers
 from tba.policy.build import build_policy
 from tba.policy.loading import load_policy
@@ -143,6 +146,41 @@ def test_the_settings_of_a_victim_s_file_and_of_the_command_line_go_on_top(folde
     assert config.task.victim_samples == 7
     own = transfer_config(folder / "one", None, named)
     assert own.task.victim == RunFolder(folder / "one").config().task.victim
+
+
+def test_a_victim_s_file_changes_nothing_but_the_task(folder):
+    file = folder / "whole.toml"
+    file.write_text(f'seed = 7\n[search]\ntemperature = 0.3\n[task]\nvictim = "{folder}/other"\n')
+    named = [f"--task.embedder={folder}/victim"]
+    config = transfer_config(folder / "one", str(file), named)
+    own = transfer_config(folder / "one", None, named)
+    assert config.task.victim == f"{folder}/other"
+    assert (config.seed, config.search) == (own.seed, own.search)
+    file.write_text("seed = 7\n")
+    with pytest.raises(ConfigError, match=r"whole\.toml has no section \[task\]"):
+        transfer_config(folder / "one", str(file), named)
+
+
+def test_runs_of_the_same_name_are_told_apart(monkeypatch):
+    monkeypatch.setattr("tba.curves._points", lambda *_: ())
+    config = load_config(["arithmetic"])
+    runs = [Path("a/run"), Path("b/run"), Path("c/other")]
+    curves = measure_runs(runs, [config] * 3, samples=1, tell=print)
+    kind = config.objective.kind
+    assert [c.label for c in curves] == [f"{kind} (a/run)", f"{kind} (b/run)", f"{kind} (other)"]
+
+
+def test_a_name_is_no_formula(tmp_path):
+    curve = Curve("run", r"v$\foo$x", ())
+    axis = Axis("kl", "KL")
+    assert draw_panels([Panel([curve], axis, axis, title=r"v$\foo$x")], tmp_path / "p.png")
+
+
+def test_a_kept_report_that_is_broken_is_measured_again(folder, measured):
+    (file, *_) = sorted((folder / "one/evaluations").glob("curve-00000002-*.json"))
+    for content in ('{"x": 1}', file.read_text()[:40]):
+        file.write_text(content)
+        assert transfer(folder, folder / "out").count("measuring step") == 1
 
 
 def test_what_cannot_be_measured_is_refused_in_a_sentence(folder):

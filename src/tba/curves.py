@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from tba.config import Config
 from tba.eval import Pair, PolicyReport, evaluate_models, find_models
@@ -45,7 +45,7 @@ class Curve:
     run: str
     """Its folder."""
     label: str
-    """Its objective, with the folder's name where several runs share it."""
+    """Its objective, with the folder's name or path where several runs share it."""
     points: tuple[Point, ...]
     """By step."""
 
@@ -66,10 +66,12 @@ def measure_runs(
         UserError: A model or the task cannot be used.
     """
     shared = Counter(config.objective.kind for config in configs)
+    alike = Counter(run.name for run in runs)
     curves = []
     for run, config in zip(runs, configs, strict=True):
         kind = config.objective.kind
-        label = kind if shared[kind] == 1 else f"{kind} ({run.name})"
+        name = run.name if alike[run.name] == 1 else str(run)
+        label = kind if shared[kind] == 1 else f"{kind} ({name})"
         points = tuple(_points(RunFolder(run), config, samples, tell))
         curves.append(Curve(str(run), label, points))
     return curves
@@ -159,15 +161,22 @@ def _draw(axes: "Axes", panel: Panel) -> None:
     for curve in panel.curves:
         places = [(point.step, panel.x.of(point), panel.y.of(point)) for point in curve.points]
         known = [(step, x, y) for step, x, y in places if x is not None and y is not None]
-        axes.plot([x for _, x, _ in known], [y for *_, y in known], marker="o", label=curve.label)
+        axes.plot(
+            [x for _, x, _ in known], [y for *_, y in known], marker="o", label=_plain(curve.label)
+        )
         for step, x, y in known:
             axes.annotate(str(step), (x, y), fontsize=6, xytext=(3, 3), textcoords="offset points")
     if panel.level is not None:
         axes.axhline(panel.level, color="grey", linewidth=0.5)
     axes.set_xlabel(panel.x.title)
     axes.set_ylabel(panel.y.title)
-    axes.set_title(panel.title, fontsize="medium")
+    axes.set_title(_plain(panel.title), fontsize="medium")
     axes.legend(fontsize="small")
+
+
+def _plain(text: str) -> str:
+    """Return a text as matplotlib takes it that is no formula."""
+    return text.replace("$", r"\$")
 
 
 def _points(folder: RunFolder, config: Config, samples: int, tell: Tell) -> Iterator[Point]:
@@ -207,14 +216,23 @@ def _settings(config: Config, samples: int) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What a kept file holds."""
+
+    settings: dict[str, Any]
+    """What the report depends on."""
+    report: PolicyReport
+    """The report."""
+
+
 def _kept(file: Path, key: Mapping[str, Any]) -> PolicyReport | None:
-    """Return the report of an earlier call, unless something has changed since."""
-    if not file.is_file():
+    """Return the report of an earlier call, unless something has changed or the file is broken."""
+    try:
+        found = TypeAdapter(_Kept).validate_json(file.read_bytes())
+    except (FileNotFoundError, ValidationError):
         return None
-    found = json.loads(file.read_bytes())
-    if found["settings"] != key:
-        return None
-    return TypeAdapter(PolicyReport).validate_python(found["report"])
+    return found.report if found.settings == key else None
 
 
 def _keep(file: Path, key: Mapping[str, Any], report: PolicyReport) -> None:

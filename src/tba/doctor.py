@@ -22,6 +22,7 @@ CORE = (
     "rich",
     "jaxtyping",
     "math-verify",
+    "rapidfuzz",
     "xxhash",
 )
 """Distributions without which nothing runs: the dependencies in `pyproject.toml`."""
@@ -30,7 +31,6 @@ EXTRAS = {
     "ray": ("ray",),
     "vllm": ("vllm",),
     "lora": ("peft",),
-    "redteam": ("sentence-transformers",),
     "gym": ("reasoning-gym",),
     "verifiers": ("verifiers",),
     "report": ("matplotlib",),

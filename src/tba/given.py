@@ -92,13 +92,14 @@ class GivenAnswers:
         told = [f"{count} with {reason}" for reason, count in reasons.items() if count]
         return f"skipped given {self.kind}: {', '.join(told)}" if told else ""
 
-    def beginning(self, config: Config) -> str:
-        """Say how many there are and, where nobody searches, how long an epoch is."""
+    def beginning(self, config: Config, logged: int) -> str:
+        """Say how many there are and were logged before, and how long an epoch of them is."""
         queries, per_batch = len(self.of_queries), config.trainer.queries_per_batch
         answers = sum(len(own) for _, own in self.of_queries)
         rows = queries if self.kind == "pairs" else answers
         epoch = "" if config.search.searchers else f"; an epoch is {queries / per_batch:.4g} steps"
-        return f"the buffer starts with {rows} given {self.kind}{epoch}"
+        before = f" ({logged} answers of them were logged before)" if logged else ""
+        return f"the buffer starts with {rows} given {self.kind}{before}{epoch}"
 
     def missing(self, logged: Mapping[int, int]) -> list[tuple[Query, Answer]]:
         """Return the answers that are not logged yet, of which so many of each query are."""
@@ -226,6 +227,7 @@ def batches(
     reference: Reference,
     judge: SupportsScore | None,
     temperature: float,
+    is_first: bool,
 ) -> Iterator[pa.RecordBatch]:
     """Yield answers as batches of the rollout log.
 
@@ -234,14 +236,15 @@ def batches(
         reference: Their log-probabilities are taken from it.
         judge: Scores those that have no reward.
         temperature: That of the search.
+        is_first: Whether nothing is logged yet.
 
     Raises:
-        AllExcludedError: None of the first batch could be scored.
+        AllExcludedError: None of the first answers of all could be scored.
     """
     for first in range(0, len(missing), ANSWERS_PER_BATCH):
         rows = missing[first : first + ANSWERS_PER_BATCH]
         texts, scores = _scored(rows, judge)
-        if first == 0 and all(score.outcome is not Outcome.OK for score in scores):
+        if is_first and first == 0 and all(score.outcome is not Outcome.OK for score in scores):
             raise AllExcludedError(
                 f"none of the first {len(scores)} given answers could be scored (the first: "
                 f"{scores[0].detail or scores[0].outcome.value}): repair the reward function"

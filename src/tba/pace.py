@@ -25,7 +25,6 @@ from tba.buffer import ReplayBuffer
 from tba.config import Config
 from tba.errors import AllExcludedError, WaitTimeoutError
 from tba.records import Outcome, Trajectory
-from tba.tasks.scoring import MAX_HANGS
 
 if TYPE_CHECKING:  # runtimes are built from lanes
     from tba.runtimes.base import Runtime
@@ -52,15 +51,16 @@ def searches_per_round(config: Config) -> int:
 def longest_silence_s(config: Config) -> float:
     """Return how long a searcher may be silent, in seconds.
 
-    It is silent for as long as an attempt at scoring goes on, or the loading of what scores, which
-    have bounds of their own; so these come on top of `sync.timeout_s`.
+    It is silent for as long as an attempt at scoring goes on, or the loading of what scores where
+    that has a setting; so the longer of the two comes on top of `sync.timeout_s`.
     """
     return config.sync.timeout_s + _longest_attempt_s(config)
 
 
 def longest_search_s(config: Config) -> float:
-    """Return how long a search batch may take in which scoring hangs as often as it may."""
-    return config.sync.timeout_s + (1 + MAX_HANGS) * _longest_attempt_s(config)
+    """Return how long a search batch may take: tried as a whole, it is scored one by one."""
+    responses = config.search.queries_per_batch * config.search.samples_per_query
+    return config.sync.timeout_s + (1 + responses) * _longest_attempt_s(config)
 
 
 def _longest_attempt_s(config: Config) -> float:

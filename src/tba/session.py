@@ -370,11 +370,13 @@ class Session:
             self._progress.event(skipped)
         if not (missing := given.missing(logged)):
             return
-        self._progress.event(given.beginning(config))
+        self._progress.event(given.beginning(config, known := sum(logged.values())))
         reference = load_reference(model_folder, config, device=policy.model.device, saved=None)
         judge = Judge(self._scorer, policy.tokenizer) if self._scorer else None
         results = []
-        for batch in batches(missing, reference, judge, config.search.temperature):
+        for batch in batches(
+            missing, reference, judge, config.search.temperature, is_first=not known
+        ):
             self._rollouts.append(batch)
             results.append(self._buffer.add(batch))
         if excluded := sum(result.excluded for result in results):

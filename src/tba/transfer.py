@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.table import Table
 
 from tba.config import Config, RedteamTaskConfig
-from tba.config.load import load_config
+from tba.config.load import Tree, load_config, read_source
 from tba.config.toml import literal
 from tba.curves import Axis, Curve, Panel, Tell, columns_of, draw_panels, measure_runs, titles_of
 from tba.errors import ConfigError
@@ -46,10 +46,10 @@ def transfer_config(run: Path, victim: str | None, overrides: Sequence[str]) -> 
         RunFolderError: The folder holds no run.
         ConfigError: It is no red-teaming, or has no sentence encoder.
     """
-    bases: list[str | Config] = [RunFolder.open(run).config()]
+    bases: list[str | Config | Tree] = [RunFolder.open(run).config()]
     named = []
     if victim is not None and victim.endswith(".toml"):
-        bases.append(victim)
+        bases.append(_task_of(victim))
     elif victim is not None:
         named = [f"--task.victim={literal(victim)}"]
     config = load_config(bases, [*named, *overrides])
@@ -64,6 +64,21 @@ def transfer_config(run: Path, victim: str | None, overrides: Sequence[str]) -> 
             "--task.embedder"
         )
     return config
+
+
+def _task_of(file: str) -> Tree:
+    """Return the section task of a file; what else it says is of other runs.
+
+    Raises:
+        ConfigError: It cannot be read, or has none.
+    """
+    task = read_source(file).get("task")
+    if not isinstance(task, dict):
+        raise ConfigError(
+            f"--victim {file} has no section [task]: write the victim's settings there, such as "
+            "victim and victim_template"
+        )
+    return {"task": task}
 
 
 def measure_transfer(

@@ -6,6 +6,7 @@ import pytest
 from tba.config import Config, InlineRuntimeConfig, LocalRuntimeConfig
 from tba.config.load import RECIPES, dump_toml, load_config, recipes, variants
 from tba.config.objectives import ConstantBeta, LinearBeta
+from tba.config.toml import dumps
 from tba.config.training import CosineRate
 from tba.errors import ConfigError
 
@@ -224,3 +225,15 @@ def test_a_number_stands_for_a_constant_beta(kind):
     config = arithmetic(f"--objective.kind={kind}", "--objective.beta=0.2")
     assert config.objective.beta == ConstantBeta(value=0.2)
     assert arithmetic("--objective.kind=grpo", "--objective.beta=0.2").objective.beta == 0.2
+
+
+def test_keys_that_are_no_identifiers_are_quoted():
+    tree = {"a b": {"x.y": 1, "z": [{"p q": "r"}]}, "plain-key": 2}
+    assert tomllib.loads(dumps(tree)) == tree
+
+
+@pytest.mark.parametrize("name", ["limit", "limit.sub.a"])
+def test_options_that_toml_cannot_say_are_refused(name):
+    words = ["--task.kind=gym", "--task.dataset=chain_sum", f"--task.options.{name}=none"]
+    with pytest.raises(ConfigError, match=f"task.options.{name} is none, which TOML cannot say"):
+        load_config(["arithmetic"], words)

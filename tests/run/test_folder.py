@@ -10,6 +10,7 @@ import pytest
 from tba.config import ArithmeticTaskConfig, BuildConfig, Config, LocalRuntimeConfig, ModelConfig
 from tba.errors import RunFolderError
 from tba.run.folder import RunFolder
+from tba.run.rollouts import _HEADER
 from tba.run.summary import Ending, Totals, summarize
 
 
@@ -83,7 +84,7 @@ def test_a_run_that_failed_before_its_first_step_stands_in_nobodys_way(tmp_path,
         assert not folder.rollouts.exists()
 
 
-@pytest.mark.parametrize("trace", ["checkpoint", "metrics", "interrupted"])
+@pytest.mark.parametrize("trace", ["checkpoint", "metrics", "interrupted", "rollouts"])
 def test_a_failed_run_that_was_resumed_and_went_on_is_not_taken_for_nothing(
     tmp_path, config, trace
 ):
@@ -93,6 +94,8 @@ def test_a_failed_run_that_was_resumed_and_went_on_is_not_taken_for_nothing(
         (folder.checkpoints / "step-00000002").mkdir()
     elif trace == "metrics":  # killed before its first checkpoint
         folder.metrics.write_text('{"step": 0}\n{"step": 1, "loss": 0.5}\n{"st')
+    elif trace == "rollouts":  # failed in its first evaluation, with given attacks scored
+        folder.rollouts.write_bytes(_HEADER + b"a row")
     else:
         folder.summary.write_text(folder.summary.read_text().replace("failed", "interrupted"))
     before = contents(tmp_path)

@@ -29,7 +29,6 @@ from tba.runtimes.board import Board
 from tba.runtimes.lanes import SearchPlan
 from tba.runtimes.local import LaneProcess, LocalRuntime, _read
 from tba.searcher import Stage, Stores
-from tba.tasks.scoring import MAX_HANGS
 from tiny_runs import TASK, metrics, rollouts, tiny_config, train
 
 pytestmark = pytest.mark.timeout(900)
@@ -387,7 +386,8 @@ def test_the_watchdog_leaves_a_searcher_alone_for_as_long_as_one_attempt_to_scor
         local_config(tmp_path, sync={"timeout_s": 0.2, "stall_warning_s": 0.1}), 0.5
     )
     assert longest_silence_s(config) == 0.7
-    assert longest_search_s(config) == 0.2 + 0.5 * (1 + MAX_HANGS)
+    responses = config.search.queries_per_batch * config.search.samples_per_query
+    assert longest_search_s(config) == 0.2 + 0.5 * (1 + responses)
     plan = SearchPlan(config, "model", Stores(None, None), next_ticket=0)  # type: ignore[arg-type]
     runtime = LocalRuntime(plan, None, devices=["cpu"], threads=1, log_folder="")  # type: ignore[arg-type]
     killed: list[float] = []

@@ -16,22 +16,24 @@ def analyse(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; the run may be alive.")],
     objectives: Annotated[
         str | None,
-        typer.Option(help="Objectives to compare, such as tb,grpo. [default: eight usual ones]"),
+        typer.Option(help="Objectives to compare, such as tb,grpo. \\[default: eight usual ones]"),
     ] = None,
     bins: Annotated[
         str | None,
-        typer.Option(help="Ranges of staleness. [default: 0,1,2-3,4-7,... as in metrics.jsonl]"),
+        typer.Option(help="Ranges of staleness. \\[default: 0,1,2-3,4-7,... as in metrics.jsonl]"),
     ] = None,
     queries: Annotated[int, typer.Option(min=1, help="Most queries in the batch of a range.")] = 16,
     samples: Annotated[
         int | None,
-        typer.Option(min=2, help="Samples of each. [default: the run's trainer.samples_per_query]"),
+        typer.Option(
+            min=2, help="Samples of each. \\[default: the run's trainer.samples_per_query]"
+        ),
     ] = None,
     checkpoint: Annotated[
-        int | None, typer.Option(help="Step of the checkpoint. [default: the newest]")
+        int | None, typer.Option(help="Step of the checkpoint. \\[default: the newest]")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the results. [default: RUN/analysis]")
+        Path | None, typer.Option(help="Folder of the results. \\[default: RUN/analysis]")
     ] = None,
 ) -> None:
     """Say by staleness how a run's samples and objectives fit the policy of a checkpoint."""

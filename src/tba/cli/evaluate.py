@@ -28,16 +28,16 @@ def evaluate(
     ],
     task: Annotated[
         str | None,
-        typer.Option(help="Recipe or TOML file of the task. [default: the run's own task]"),
+        typer.Option(help="Recipe or TOML file of the task. \\[default: the run's own task]"),
     ] = None,
     reference: Annotated[
         str | None,
-        typer.Option(help="Model to compare with. [default: the run's initial model, or itself]"),
+        typer.Option(help="Model to compare with. \\[default: the run's initial model, or itself]"),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Responses sampled for each query.")] = 8,
     k: Annotated[
         str | None,
-        typer.Option(help="Which pass@k to tell. [default: 1,2,4,... up to --samples]"),
+        typer.Option(help="Which pass@k to tell. \\[default: 1,2,4,... up to --samples]"),
     ] = None,
 ) -> None:
     """Measure a policy on a task's held-out queries, without training it."""

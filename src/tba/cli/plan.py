@@ -32,7 +32,7 @@ def make_plan(
     ] = None,
     searchers: Annotated[
         str | None,
-        typer.Option(help="Numbers of searchers. [default: 1 to 8; --apart: 1,2,4,...,1024]"),
+        typer.Option(help="Numbers of searchers. \\[default: 1 to 8; --apart: 1,2,4,...,1024]"),
     ] = None,
     apart: Annotated[
         bool, typer.Option("--apart", help="Each searcher has a machine like this one to itself.")
@@ -43,10 +43,12 @@ def make_plan(
     ] = 10.0,
     lengths: Annotated[
         str | None,
-        typer.Option(help="MEAN,DEVIATION of lognormal lengths in tokens. [default: as measured]"),
+        typer.Option(
+            help="MEAN,DEVIATION of lognormal lengths in tokens. \\[default: as measured]"
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the results. [default: plans/NAME-DATE-TIME]")
+        Path | None, typer.Option(help="Folder of the results. \\[default: plans/NAME-DATE-TIME]")
     ] = None,
 ) -> None:
     """Predict speed, idle shares and staleness of a run with N searchers, without doing it."""

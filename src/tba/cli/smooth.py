@@ -27,7 +27,7 @@ def smooth(
         float, typer.Option(min=1e-12, help="Peak rate of AdamW; it falls along a cosine.")
     ] = 3e-5,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the model. [default: RUN/smoothed]")
+        Path | None, typer.Option(help="Folder of the model. \\[default: RUN/smoothed]")
     ] = None,
 ) -> None:
     """Fine-tune a run's initial model on the attacks that succeeded (MLE smoothing)."""

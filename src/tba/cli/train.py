@@ -23,7 +23,7 @@ Arguments = Annotated[
         help="Recipes or paths of TOML files, later ones on top; then single settings.",
     ),
 ]
-RunDir = Annotated[Path | None, typer.Option(help="Run folder. [default: runs/NAME-DATE-TIME]")]
+RunDir = Annotated[Path | None, typer.Option(help="Run folder. \\[default: runs/NAME-DATE-TIME]")]
 Clean = Annotated[bool, typer.Option("--clean", help="Delete the run in --run-dir.")]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")

@@ -25,7 +25,7 @@ def transfer(
         typer.Option(
             help="Model to attack, asked as the run's own victim, or a TOML file whose section "
             "task names it and says how; give it several times for several. "
-            "[default: the run's own victim]"
+            "\\[default: the run's own victim]"
         ),
     ] = None,
     samples: Annotated[

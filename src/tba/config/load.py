@@ -51,8 +51,8 @@ def load_config(sources: Sequence[str | Config | Tree], overrides: Sequence[str]
         ConfigError: Something is unknown, missing, mistyped, out of range or contradictory.
     """
     tree: Tree = {}
-    for layer in [*map(_read, sources), _parse_overrides(overrides)]:
-        tree = _merge(_without_build(tree, layer), layer)
+    for layer in [*map(read_source, sources), _parse_overrides(overrides)]:
+        tree = merge(_without_build(tree, layer), layer)
         _fill_kinds(tree)
         for name in SCHEDULES:
             _expand_schedule(tree, name)
@@ -79,7 +79,12 @@ def variants(recipe: str) -> list[str]:
     return sorted(path.stem for path in (RECIPES / recipe).glob("*.toml") if path.stem != recipe)
 
 
-def _read(source: str | Config | Tree) -> Tree:
+def read_source(source: str | Config | Tree) -> Tree:
+    """Return what a recipe, a file or a configuration says, as nested tables.
+
+    Raises:
+        ConfigError: There is no such recipe or file, or it is no TOML.
+    """
     if isinstance(source, dict):
         return copy.deepcopy(source)
     if isinstance(source, Config):
@@ -115,7 +120,7 @@ def _recipe(name: str, variant: str | None = None) -> Path:
     return RECIPES / name / f"{variant or name}.toml"
 
 
-def _merge(base: Tree, layer: Tree) -> Tree:
+def merge(base: Tree, layer: Tree) -> Tree:
     """Return `base` with `layer` on top of it."""
     if "kind" in layer and layer["kind"] != base.get("kind", layer["kind"]):
         base = {}
@@ -123,7 +128,7 @@ def _merge(base: Tree, layer: Tree) -> Tree:
     for key, value in layer.items():
         below = base.get(key)
         is_table = isinstance(value, dict) and isinstance(below, dict)
-        merged[key] = _merge(cast(Tree, below), value) if is_table else value
+        merged[key] = merge(cast(Tree, below), value) if is_table else value
     return merged
 
 

@@ -135,6 +135,23 @@ class GymTaskConfig(GradedTaskBase):
     """The question as the policy sees it: plain, paper, boxed or tags (docs/grading.md), or a text
     in which {question} stands for it."""
 
+    @model_validator(mode="after")
+    def _no_none(self) -> Self:
+        _refuse_none(self.options, "task.options")
+        return self
+
+
+def _refuse_none(options: dict[str, Any], name: str) -> None:
+    """Refuse what no configuration file can say."""
+    for key, value in options.items():
+        if value is None or (isinstance(value, list) and None in value):
+            raise ValueError(
+                f"{name}.{key} is {'none' if value is None else value}, which TOML cannot say: "
+                "leave the option out"
+            )
+        if isinstance(value, dict):
+            _refuse_none(value, f"{name}.{key}")
+
 
 class VerifiersTaskConfig(GradedTaskBase):
     """A single-turn environment of the library verifiers (extra `verifiers`, docs/verifiers.md)."""
@@ -159,6 +176,12 @@ class VerifiersTaskConfig(GradedTaskBase):
     """Held-out queries, at most so many where task.test_options is set."""
     split_seed: NonNegativeInt = 0
     """Seed of the order in which queries are drawn."""
+
+    @model_validator(mode="after")
+    def _no_none(self) -> Self:
+        _refuse_none(self.options, "task.options")
+        _refuse_none(self.test_options or {}, "task.test_options")
+        return self
 
 
 class CustomTaskConfig(GradedTaskBase):

@@ -1,7 +1,11 @@
 """Writes TOML, which the standard library only reads."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+"""Keys that need no quotes."""
 
 
 def literal(value: object) -> str:
@@ -14,7 +18,11 @@ def literal(value: object) -> str:
         case int() | float():
             text = repr(value)
         case Mapping():
-            text = "{" + ", ".join(f"{key} = {literal(item)}" for key, item in value.items()) + "}"
+            text = (
+                "{"
+                + ", ".join(f"{_key(key)} = {literal(item)}" for key, item in value.items())
+                + "}"
+            )
         case list() | tuple():
             text = "[" + ", ".join(map(literal, value)) + "]"
         case _:
@@ -24,15 +32,19 @@ def literal(value: object) -> str:
 
 
 def dumps(tree: Mapping[str, object]) -> str:
-    """Return nested tables as a TOML document; keys are identifiers."""
+    """Return nested tables, which hold no None, as a TOML document."""
     return "\n".join(_lines(tree, prefix="")).lstrip("\n") + "\n"
 
 
 def _lines(table: Mapping[str, object], prefix: str) -> Iterator[str]:
     for key, value in table.items():
         if not isinstance(value, Mapping):
-            yield f"{key} = {literal(value)}"
+            yield f"{_key(key)} = {literal(value)}"
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield f"\n[{prefix}{key}]"
-            yield from _lines(value, prefix=f"{prefix}{key}.")
+            yield f"\n[{prefix}{_key(key)}]"
+            yield from _lines(value, prefix=f"{prefix}{_key(key)}.")
+
+
+def _key(key: str) -> str:
+    return key if _BARE.fullmatch(key) else literal(key)

@@ -30,6 +30,7 @@ from tba.config import Config
 from tba.errors import RunFolderError
 from tba.run.durable import replace_file, storage_errors
 from tba.run.metrics import last_step
+from tba.run.rollouts import has_rows
 from tba.run.summary import Ending, Summary
 
 # What a run makes, as patterns: all that `clean` removes. The configuration goes first, so that a
@@ -63,7 +64,8 @@ class RunFolder:
     def create(cls, path: Path, config: Config, *, clean: bool = False) -> Iterator[Self]:
         """Begin a run in a new, empty or cleaned folder, and hold it while the block runs.
 
-        A run that failed before its first step leaves nothing to keep: its folder counts as empty.
+        A run that failed before it had found anything leaves nothing to keep: its folder counts as
+        empty.
         If the block fails before it has called `begun`, the folder is put back as it was.
 
         Raises:
@@ -226,14 +228,16 @@ class RunFolder:
         return self.path / _REPLACED
 
     def _came_to_nothing(self) -> bool:
-        """Whether the run here has failed before its first step, and was not resumed since."""
+        """Whether the run here failed before it found anything, and was not resumed since."""
         try:
             summary = Summary.read(self.summary)
         except (OSError, ValidationError):
             return False
         failed_at_once = summary.ended is Ending.FAILED and summary.steps == 0
         return failed_at_once and not (
-            any(self.checkpoints.glob("step-*")) or last_step(self.metrics)
+            any(self.checkpoints.glob("step-*"))
+            or last_step(self.metrics)
+            or has_rows(self.rollouts)
         )
 
     def _made(self) -> list[Path]:

@@ -136,6 +136,11 @@ def from_bytes(message: bytes) -> pa.RecordBatch:
     return pa.ipc.open_stream(_HEADER + message, options=_READ_OPTIONS).read_next_batch()
 
 
+def has_rows(path: Path) -> bool:
+    """Whether there is a log that has more than its header."""
+    return path.is_file() and path.stat().st_size > len(_HEADER)
+
+
 def read_log(path: Path, until: int) -> Iterator[pa.RecordBatch]:
     """Yield the intact batches before byte `until` of a log that a run may be writing meanwhile.
 

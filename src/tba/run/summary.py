@@ -119,7 +119,7 @@ class TrajectoryCounts:
     kept: int
     """Entered the buffer as new ones."""
     duplicate: int
-    """Merged with an equal one."""
+    """Merged with an equal one, or left out for a near one."""
     excluded: int
     """Without a reward."""
 

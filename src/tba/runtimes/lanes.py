@@ -50,7 +50,7 @@ def open_lane(
     policy = load_policy(plan.model_folder, config.model, device=torch.device(device), dtype=dtype)
     quicken(policy.model, config.search.precision)
     reference = load_policy(
-        plan.model_folder, config.model, device=torch.device(device), dtype=dtype
+        plan.model_folder, config.model, device=policy.model.device, dtype=dtype
     )
     task = load_task(
         config.task,

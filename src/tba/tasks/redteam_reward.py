@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from tba.config.model import ModelConfig
 from tba.engines.base import Sampling
@@ -102,6 +103,7 @@ class AttackReward:
         device: str,
         dtype: str,
     ) -> None:
+        disable_progress_bar()  # it would tear the run's own, which shares standard error
         place, number_format = torch.device(pick_device(device)), getattr(torch, dtype)
         self._victim = Victim(VictimOptions(**victim), place, number_format)
         self._classify = load_classifier(**classifier, device=place, dtype=number_format)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tba.config.load import merge
 from tba.config.task import VerifiersTaskConfig
 from tba.errors import ConfigError
 from tba.records import Query
@@ -68,6 +69,7 @@ def load_verifiers(
             config.reward_timeout_s,
             options=({"environment": config.environment, "eos_ids": tuple(eos_ids)},),
             start_timeout_s=_START_TIMEOUT_S,
+            setting=f"task.environment ({config.environment})",
         ),
         pass_threshold=config.pass_threshold,
         demonstrations=None,
@@ -98,7 +100,7 @@ def _draw(config: VerifiersTaskConfig) -> tuple[list[Row], list[Row]]:
             )
         test, train = rows[: config.test_queries], rows[config.test_queries :]
     else:
-        options = config.options | config.test_options
+        options = merge(config.options, config.test_options)
         test = _rows(config, "task.test_options", options, most=config.test_queries)
         test = test[: config.test_queries]
         train = _rows(config, "task.options", config.options)
