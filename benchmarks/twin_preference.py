@@ -28,6 +28,7 @@ import dataclasses
 import json
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from benchmarks.entrants import Budget, Entrant, by_method, results, spread, sta
 from tba import pareto
 from tba.api import let_idle_threads_sleep
 from tba.config.load import load_config
+from tba.curves import Curve, Point, write
 from tba.errors import ConfigError, UserError
 from tba.eval import PolicyReport
 
@@ -229,24 +231,22 @@ def table(begin: dict[str, Any], found: Sequence[dict[str, Any]]) -> str:
 def picture(begin: dict[str, Any], found: Sequence[dict[str, Any]], out: Path) -> None:
     """Draw win rate over KL, a picture a staleness, by `tba pareto`'s own code."""
     all_curves = curves(begin, found)
-    pareto.write(all_curves, out / "pareto.json")
+    write([asdict(curve) for curve in all_curves], out / "pareto.json")
     for staleness in dict.fromkeys(curve.run.rpartition("-")[2] for curve in all_curves):
         own = [curve for curve in all_curves if curve.run.rpartition("-")[2] == staleness]
         if not pareto.draw_picture(own, out / f"pareto-{staleness}.png"):
             print("no picture: it needs the extra report (matplotlib)")
 
 
-def curves(begin: dict[str, Any], found: Sequence[dict[str, Any]]) -> list[pareto.Curve]:
+def curves(begin: dict[str, Any], found: Sequence[dict[str, Any]]) -> list[Curve]:
     """Return a curve for each method and staleness, whose points are means over seeds."""
-    initial = pareto.Point(0, mean_report([begin]))
+    initial = Point(0, mean_report([begin]))
     drawn = []
     for name, own in by_method(found):
         reports = [dict(result["reports"]) for result in own]
         steps = sorted(set.intersection(*(set(each) for each in reports)))
-        points = [
-            pareto.Point(step, mean_report([each[step] for each in reports])) for step in steps
-        ]
-        drawn.append(pareto.Curve(name, name, (initial, *points)))
+        points = [Point(step, mean_report([each[step] for each in reports])) for step in steps]
+        drawn.append(Curve(name, name, (initial, *points)))
     return drawn
 
 

@@ -220,11 +220,11 @@ def test_pareto_measures_each_checkpoint_once_and_draws(folder):
 
 def test_runs_of_one_objective_are_told_apart_by_their_folders(folder, monkeypatch):
     monkeypatch.setattr(curves, "_points", lambda *_: ())
-    runs = [folder / "run", folder / "run"]
-    configs = [pareto.pareto_config(run, []) for run in runs]
+    runs = [folder / "run", folder / "other"]
+    configs = [pareto.pareto_config(folder / "run", [])] * 2
     found = curves.measure_runs(runs, configs, samples=1, tell=lambda text: None)
     labels = [curve.label for curve in found]
-    assert labels == ["tb (run)", "tb (run)"]
+    assert labels == ["tb (run)", "tb (other)"]
 
 
 def test_a_checkpoint_made_anew_is_measured_anew(folder, tmp_path):
