@@ -163,12 +163,12 @@ def look(run: Path, *, embedder: str) -> dict[str, Any]:
         run: The run's folder.
         embedder: The sentence encoder of their diversity.
     """
-    from tba.tasks.embedding import embed  # torch models
+    from tba.tasks.embedding import Embedder  # torch models
 
     path = RunFolder(run).rollouts
     attacks = arrived(read_log(path, path.stat().st_size))
     found = successes(attacks)
-    various = diversity(embed(found, embedder, "cpu")) if len(found) > 1 else None
+    various = diversity(Embedder(embedder, "cpu")(found)) if len(found) > 1 else None
     return {"gloom": attacks.gloom, "found": len(found), "found_diversity": various}
 
 
