@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tba.arena import Arena
 from tba.columns import Growing, last_of_each, occurrences, places_among, ranges
-from tba.config.search import BufferConfig, NearDuplicatesConfig
+from tba.config.search import BufferConfig, NearDuplicatesConfig, NearDuplicatesKept
 from tba.near_duplicates import NearDuplicates, load_near_duplicates
 from tba.recency import Groups, Members, Recency, Recent, good_part
 from tba.records import Float32, Int32, Int64
@@ -39,6 +39,7 @@ _QUERY = np.dtype(
     align=True,
 )
 _NO_SLOTS = np.empty(0, dtype=np.int64)
+_ALL_KEPT = NearDuplicatesKept()
 
 
 class ReplayBuffer:
@@ -54,11 +55,11 @@ class ReplayBuffer:
         extras: Sequence[str] = (),
         *,
         evict: Literal["oldest", "lowest"] = "oldest",
-        near_duplicates: NearDuplicatesConfig | None = None,
+        near_duplicates: NearDuplicatesConfig = _ALL_KEPT,
     ) -> None:
         self.capacity_per_query = capacity_per_query
         self._evict = evict
-        self._near = load_near_duplicates(near_duplicates) if near_duplicates else None
+        self._near = load_near_duplicates(near_duplicates)
         self.kept = 0
         """Trajectories that were new when added."""
         self.duplicate = 0

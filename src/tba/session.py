@@ -52,7 +52,7 @@ from tba.runtimes import SearchPlan, make_runtime
 from tba.runtimes.resources import available_cores, pick_device, trainer_threads
 from tba.searcher import Judge, Stores
 from tba.sync import WeightStore
-from tba.tasks import load_task
+from tba.tasks import task_of
 from tba.tasks.scoring import Scorer
 from tba.trainer import Trainer
 from tba.update import PolicyUpdate
@@ -118,13 +118,7 @@ class Session:
         model_folder = initial_model(config, folder.model, device, self._progress.event)
         saved = checkpoint.path if checkpoint else None
         self._policy = load_trainable(model_folder, config, device=device, checkpoint=saved)
-        self._task = load_task(
-            config.task,
-            self._policy.tokenizer,
-            given=config.buffer.given,
-            eos_ids=self._policy.eos_ids,
-            embeddings=config.buffer.needs_embeddings,
-        )
+        self._task = task_of(config, self._policy, given=config.buffer.given)
         if self._task.skipped:
             self._progress.event(
                 f"skipped {self._task.skipped} prompts longer than task.max_prompt_length"

@@ -43,9 +43,7 @@ def make_plan(
     ] = 10.0,
     lengths: Annotated[
         str | None,
-        typer.Option(
-            help="MEAN,DEVIATION of lognormal lengths in tokens. \\[default: as measured]"
-        ),
+        typer.Option(help="MEAN,DEVIATION of lognormal lengths. \\[default: as measured]"),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the results. \\[default: plans/NAME-DATE-TIME]")

@@ -49,7 +49,7 @@ from tba.runtimes.resources import (
 )
 from tba.searcher import Stores
 from tba.sync import WeightStore
-from tba.tasks import load_task
+from tba.tasks import task_of
 from tba.trainer import Trainer
 from tba.update import PolicyUpdate
 
@@ -164,12 +164,7 @@ class _Measurement:
         self._model_folder = initial_model(config, folder / "model", device, tell)
         torch.set_num_threads(trainer_threads(config))
         policy = load_trainable(self._model_folder, config, device=device)
-        self._task = load_task(
-            config.task,
-            policy.tokenizer,
-            eos_ids=policy.eos_ids,
-            embeddings=config.buffer.needs_embeddings,
-        )
+        self._task = task_of(config, policy)
         self._update = PolicyUpdate(policy.model, self._config, policy.eos_ids)
         self._store = WeightStore(self._update.published(), getattr(torch, config.search.dtype))
         self._version = 0

@@ -18,7 +18,7 @@ from tba.pace import NO_ROUND, Lane, searches_per_round
 from tba.policy.loading import Policy, load_policy
 from tba.policy.reference import Reference
 from tba.searcher import Judge, Searcher, Seat, Stage, Stores, Tickets
-from tba.tasks import load_task
+from tba.tasks import task_of
 from tba.tasks.scoring import Scorer
 
 
@@ -52,12 +52,7 @@ def open_lane(
     reference = load_policy(
         plan.model_folder, config.model, device=policy.model.device, dtype=dtype
     )
-    task = load_task(
-        config.task,
-        policy.tokenizer,
-        eos_ids=policy.eos_ids,
-        embeddings=config.buffer.needs_embeddings,
-    )
+    task = task_of(config, policy)
     with Scorer(task.reward, announce=lambda: seat.announce(Stage.SCORING)) as scorer:
         tools = SearchTools(
             engine=_engine(plan, policy, reference),

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tba.config import Config
 from tba.config.search import Given
 from tba.config.task import (
     ArithmeticTaskConfig,
@@ -28,7 +29,24 @@ from tba.tasks.verifiers import load_verifiers
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["RewardSpec", "Scorer", "Task", "load_task"]
+    from tba.policy.loading import Policy
+
+__all__ = ["RewardSpec", "Scorer", "Task", "load_task", "task_of"]
+
+
+def task_of(config: Config, policy: "Policy", *, given: Given = "nothing") -> Task:
+    """Load the task of a run for its policy, with all that search and buffer want of it.
+
+    Raises:
+        UserError: As `load_task`.
+    """
+    return load_task(
+        config.task,
+        policy.tokenizer,
+        given=given,
+        eos_ids=policy.eos_ids,
+        embeddings=config.buffer.needs_embeddings,
+    )
 
 
 def load_task(
