@@ -14,6 +14,7 @@ import fcntl
 import json
 import random
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from tba.config import Config
 from tba.config.reward_model import RewardModelConfig
 from tba.engines.base import Sampling
 from tba.engines.torch_engine import TorchEngine
-from tba.errors import DataError
+from tba.errors import DataError, StorageError
 from tba.evaluation import sampled_texts
 from tba.policy.loading import load_policy
 from tba.reward_model_training import train_reward_model
@@ -43,6 +44,8 @@ COMPLETIONS = 6
 """Completions of each training prompt, which make half as many pairs."""
 QUERIES_A_BATCH = 16
 SEED = 0
+PREPARED_WITHIN_S = 3600.0
+"""Longest time that a call waits for another one that prepares."""
 PROXY = RewardModelConfig(model="", epochs=3, batch_size=16, learning_rate=1e-4)
 """How the proxy is trained; its seed and model apart."""
 
@@ -87,10 +90,25 @@ class Files:
 
 @contextmanager
 def alone(out: Path) -> Iterator[None]:
-    """Hold the folder, so that a call beside this one waits until it is given back."""
+    """Hold the folder, so that a call beside this one waits until it is given back.
+
+    Raises:
+        StorageError: It was not given back within `PREPARED_WITHIN_S`.
+    """
     out.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + PREPARED_WITHIN_S
     with (out / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise StorageError(
+                        f"another call has prepared {out} for more than {PREPARED_WITHIN_S:.0f} s: "
+                        "end it, or choose another --out"
+                    ) from None
+                time.sleep(1)
         yield
 
 

@@ -70,7 +70,6 @@ def main() -> None:
     parser.add_argument("--objectives", default=",".join(OBJECTIVES))
     parser.add_argument("--precisions", default=",".join(PRECISIONS))
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--steps", type=int, default=36)
     parser.add_argument("--processes", type=int, default=available_cores())
     arguments = parser.parse_args()
     let_idle_threads_sleep()
@@ -101,7 +100,6 @@ def run(job: Job, arguments: argparse.Namespace) -> str:
         "search.precision": job.precision,
         "runtime": {"kind": "inline"},
         "sync.mode": "barrier",
-        "trainer.steps": arguments.steps,
         "seed": job.seed,
         **OBJECTIVES[job.objective],
     }

@@ -57,13 +57,17 @@ def test_a_folder_without_a_run_yet_may_be_used(tmp_path, config):
 def test_a_used_folder_is_refused_and_left_as_it_was(tmp_path, config):
     with RunFolder.create(tmp_path, config) as folder:
         fill(folder)
-    before = contents(tmp_path)
+    assert_refused_and_left_as_it_was(tmp_path, config)
+
+
+def assert_refused_and_left_as_it_was(path: Path, config: Config) -> None:
+    before = contents(path)
     with (
         pytest.raises(RunFolderError, match="already holds a run"),
-        RunFolder.create(tmp_path, config),
+        RunFolder.create(path, config),
     ):
         pass
-    assert contents(tmp_path) == before
+    assert contents(path) == before
 
 
 def failed_before_its_first_step(folder: RunFolder) -> None:
@@ -98,13 +102,7 @@ def test_a_failed_run_that_was_resumed_and_went_on_is_not_taken_for_nothing(
         folder.rollouts.write_bytes(_HEADER + b"a row")
     else:
         folder.summary.write_text(folder.summary.read_text().replace("failed", "interrupted"))
-    before = contents(tmp_path)
-    with (
-        pytest.raises(RunFolderError, match="already holds a run"),
-        RunFolder.create(tmp_path, config),
-    ):
-        pass
-    assert contents(tmp_path) == before
+    assert_refused_and_left_as_it_was(tmp_path, config)
 
 
 def test_clean_deletes_what_a_run_made_and_nothing_else(tmp_path, config):
