@@ -32,8 +32,8 @@ class SearchConfig(Section):
     """Longest response in tokens, the end-of-sequence token included."""
     precision: Precision = "float32"
     """Precision of the searcher's policy: float32, bfloat16, or bfloat16 with 8-bit linear layers
-    (int8, on CPUs no quicker than bfloat16; float8 on GPUs since Hopper), for objectives without
-    log_mu. Weights travel in float32 or bfloat16, and the reference is computed in it."""
+    (int8, no quicker on the CPU it was measured on; float8 on GPUs since Hopper). Weights travel in
+    float32 or bfloat16, and the reference is computed in it."""
 
     @model_validator(mode="after")
     def _range_is_ascending(self) -> Self:

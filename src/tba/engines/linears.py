@@ -7,8 +7,8 @@ that are published to them, a form of these that is quicker to multiply with:
     float32,   on CPUs in the blocked layout of oneDNN, which plain products make anew in each call
     bfloat16
     int8       weights rounded to 255 levels for each output, inputs for each row, since the first
-               token of a text has states a hundred times as large as others (oneDNN on CPUs,
-               `torch._int_mm` on GPUs)
+               token of a text may have states a thousand times as large as others (oneDNN on
+               CPUs, `torch._int_mm` on GPUs)
     float8     weights and inputs as float8_e4m3fn, scaled for each output and row; GPUs of the
                Hopper generation and later (`torch._scaled_mm`)
 
