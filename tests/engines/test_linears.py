@@ -97,6 +97,15 @@ def test_float32_is_left_as_it_is_without_onednn(monkeypatch):
     assert not any(isinstance(m, QuickLinear) for m in quicken(model, "float32").modules())
 
 
+def test_products_have_the_precision_of_the_weights_unless_told():
+    def quick_layers(dtype):
+        model = quicken(tiny_model("llama").to(dtype))
+        return sum(isinstance(module, QuickLinear) for module in model.modules())
+
+    assert quick_layers(torch.float32) > 0
+    assert quick_layers(torch.float16) == 0  # oneDNN's are those of float32 and bfloat16
+
+
 def test_float8_on_a_cpu_is_refused():
     with pytest.raises(ConfigError, match=r"search\.precision is float8, but .* cpu has no 8-bit"):
         quicken(tiny_model("llama"), "float8")

@@ -41,13 +41,17 @@ shapes, and on CPUs without AMX for all."""
 _TINY = 1e-12
 
 
-def quicken(model: PreTrainedModel, precision: Precision) -> PreTrainedModel:
+def quicken(model: PreTrainedModel, precision: Precision | None = None) -> PreTrainedModel:
     """Give the model's linear layers quick forms, in place; the same model is returned.
+
+    Args:
+        model: Its weights are on their device.
+        precision: Of the products; by default that of the weights.
 
     Raises:
         ConfigError: The model's device has no such products.
     """
-    make = _maker(model.device, precision)
+    make = _maker(model.device, precision or _precision_of(model))
     if make is None:
         return model
     for parent in list(model.modules()):
@@ -91,8 +95,16 @@ class QuickLinear(nn.Module):
         return self.weight.T if self._transposed else self.weight
 
 
+def _precision_of(model: PreTrainedModel) -> Precision | None:
+    precisions: dict[torch.dtype, Precision] = {
+        torch.float32: "float32",
+        torch.bfloat16: "bfloat16",
+    }
+    return precisions.get(model.dtype)
+
+
 def _maker(
-    device: torch.device, precision: Precision
+    device: torch.device, precision: Precision | None
 ) -> Callable[[Float[Tensor, "out in"]], Quick] | None:
     """Return what makes the quick forms, None where the weights are as quick as they are."""
     if precision == "int8":
@@ -112,9 +124,9 @@ def _maker(
     return _blocked if device.type == "cpu" and _has_products(precision) else None
 
 
-def _has_products(precision: Precision) -> bool:
+def _has_products(precision: Precision | None) -> bool:
     """Whether oneDNN multiplies in this precision on this CPU."""
-    if not torch.backends.mkldnn.is_available():
+    if precision is None or not torch.backends.mkldnn.is_available():
         return False
     return precision == "float32" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 

@@ -22,6 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from tba.config.model import ModelConfig
 from tba.engines.base import Sampling
+from tba.engines.linears import quicken
 from tba.engines.torch_engine import TorchEngine
 from tba.policy.loading import load_policy
 from tba.records import EMBEDDING, Float32, Query
@@ -52,7 +53,7 @@ class Victim:
     def __init__(self, options: VictimOptions, device: torch.device, dtype: torch.dtype) -> None:
         self._options = options
         self._policy = load_policy(options.name, ModelConfig(), device=device, dtype=dtype)
-        self._engine = TorchEngine(self._policy.model, self._policy.eos_ids)
+        self._engine = TorchEngine(quicken(self._policy.model), self._policy.eos_ids)
         self._sampling = Sampling(
             options.samples, options.temperature, options.max_tokens, options.top_p
         )
