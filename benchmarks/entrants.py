@@ -6,6 +6,7 @@ after the step on which it is up; evaluation is the package's own, afterwards, o
 and of earlier checkpoints where the budget wants them.
 """
 
+import argparse
 import dataclasses
 import json
 import math
@@ -14,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,32 @@ class Clock:
         self.curve.append((self.trained_s, arrived))
         if self.trained_s >= self._seconds:
             stop()
+
+
+def parser(description: str, name: str, methods: Sequence[str]) -> argparse.ArgumentParser:
+    """Return a parser of the arguments that all comparisons have.
+
+    Args:
+        description: What the comparison is.
+        name: Folder in build/ of its results, where no other is given.
+        methods: Names of all that can be compared.
+    """
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=description, formatter_class=formatter)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("build") / name)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--methods", type=partial(_names, methods), default=list(methods))
+    return parser
+
+
+def _names(known: Sequence[str], text: str) -> list[str]:
+    wanted = text.split(",")
+    if unknown := set(wanted) - set(known):
+        raise argparse.ArgumentTypeError(
+            f"{min(unknown)} is no method: name some of {','.join(known)}"
+        )
+    return wanted
 
 
 def results(

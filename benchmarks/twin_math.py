@@ -13,14 +13,13 @@ its reference. Then each trains for `--seconds`, seed by seed, with the same bat
     vineppo       lockstep: its value estimates are those of the policy that is trained
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import tba
-from benchmarks.entrants import Budget, Entrant, by_method, results, spread, start
+from benchmarks.entrants import Budget, Entrant, by_method, parser, results, spread, start
 from tba.api import let_idle_threads_sleep
 
 RECIPE = "svamp-smollm2"
@@ -45,14 +44,10 @@ SFT = (
 
 def main() -> None:
     """Fine-tune, train every method, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path("build/twin_math"))
-    parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--methods", default=",".join(method.name for method in METHODS))
-    arguments = parser.parse_args()
+    known = parser(__doc__, "twin_math", [method.name for method in METHODS])
+    known.add_argument("--data", type=Path, required=True)
+    known.add_argument("--seconds", type=float, default=600.0)
+    arguments = known.parse_args()
     let_idle_threads_sleep()
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
@@ -62,10 +57,9 @@ def main() -> None:
     begin = out / "start.json"
     if not begin.is_file():
         begin.write_text(json.dumps(start([RECIPE], common, SAMPLES)))
-    wanted = arguments.methods.split(",")
     found = results(
         [RECIPE],
-        [method for method in METHODS if method.name in wanted],
+        [method for method in METHODS if method.name in arguments.methods],
         out,
         common=common,
         budget=Budget(seconds=arguments.seconds),

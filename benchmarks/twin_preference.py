@@ -35,7 +35,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from benchmarks import gold_judge, preference_data
-from benchmarks.entrants import Budget, Entrant, by_method, results, spread, start
+from benchmarks.entrants import Budget, Entrant, by_method, parser, results, spread, start
 from tba import pareto
 from tba.api import let_idle_threads_sleep
 from tba.config.load import load_config
@@ -95,33 +95,17 @@ FIGURES: dict[str, Callable[[dict[str, Any]], float]] = {
 
 def main() -> None:
     """Prepare, train every method at every staleness, write table and pictures."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--embedder", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path("build/twin_preference"))
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--methods", type=names, default=[method.name for method in METHODS])
-    parser.add_argument("--staleness", type=levels, default=[1, 2, 15])
-    arguments = parser.parse_args()
+    known = parser(__doc__, "twin_preference", [method.name for method in METHODS])
+    known.add_argument("--data", type=Path, required=True)
+    known.add_argument("--embedder", type=Path, required=True)
+    known.add_argument("--steps", type=int, default=40)
+    known.add_argument("--staleness", type=levels, default=[1, 2, 15])
+    arguments = known.parse_args()
     let_idle_threads_sleep()
     try:
         compare(arguments)
     except UserError as error:
-        parser.error(str(error))
-
-
-def names(text: str) -> list[str]:
-    """Read names of methods."""
-    wanted, known = text.split(","), [method.name for method in METHODS]
-    if unknown := set(wanted) - set(known):
-        raise argparse.ArgumentTypeError(
-            f"{min(unknown)} is no method: name some of {','.join(known)}"
-        )
-    return wanted
+        known.error(str(error))
 
 
 def levels(text: str) -> list[int]:

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.entrants import Budget, Entrant, by_method, results, spread
+from benchmarks.entrants import Budget, Entrant, by_method, parser, results, spread
 from tba.api import let_idle_threads_sleep
 from tba.records import Outcome
 from tba.run.folder import RunFolder
@@ -110,20 +110,15 @@ def comparisons(seconds: float, steps: int) -> tuple[Comparison, Comparison]:
 
 def main() -> None:
     """Run both comparisons, print their tables, draw the plot."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--embedder", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path("build/twin_redteam"))
-    parser.add_argument("--seconds", type=float, default=240.0)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", choices=["same-time", "same-steps"])
-    parser.add_argument("--contestants", default="gflownet,tba-1,tba-2,tba-4")
-    arguments = parser.parse_args()
+    known = parser(__doc__, "twin_redteam", ["gflownet", *(f"tba-{n}" for n in SEARCHERS)])
+    known.add_argument("--embedder", type=Path, required=True)
+    known.add_argument("--seconds", type=float, default=240.0)
+    known.add_argument("--steps", type=int, default=60)
+    known.add_argument("--only", choices=["same-time", "same-steps"])
+    arguments = known.parse_args()
     let_idle_threads_sleep()
-    wanted = arguments.contestants.split(",")
     done = [
-        (comparison, _results(comparison, wanted, arguments))
+        (comparison, _results(comparison, arguments))
         for comparison in comparisons(arguments.seconds, arguments.steps)
         if arguments.only in (None, comparison.name)
     ]
@@ -133,15 +128,13 @@ def main() -> None:
     draw(done, arguments.out / "twin_redteam.png")
 
 
-def _results(
-    comparison: Comparison, wanted: Sequence[str], arguments: argparse.Namespace
-) -> list[dict[str, Any]]:
+def _results(comparison: Comparison, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     out: Path = arguments.out / comparison.name
     out.mkdir(parents=True, exist_ok=True)
     print(f"# {comparison.name}", flush=True)
     return results(
         [str(HERE / "twin_redteam.toml")],
-        [entrant for entrant in comparison.entrants if entrant.name in wanted],
+        [entrant for entrant in comparison.entrants if entrant.name in arguments.methods],
         out,
         common=[
             f"--model.model_name_or_path={arguments.model}",

@@ -1,6 +1,5 @@
 """The preference twin: its judge, its pairs, its settings, what is made of results."""
 
-import argparse
 import dataclasses
 import json
 
@@ -12,7 +11,6 @@ from benchmarks.twin_preference import (
     curves,
     entrants,
     finished,
-    names,
     picture,
     sync_every,
     table,
@@ -81,12 +79,6 @@ def test_a_budget_of_steps_keeps_checkpoints_at_even_distances():
     config = load_config([], overrides)
     assert (config.trainer.steps, config.checkpoint.every, config.checkpoint.keep) == (40, 20, 2)
     assert load_config([], [*COMMON, *MODELS, *Budget(7.0).overrides()]).checkpoint.every == 0
-
-
-def test_an_unknown_method_is_named():
-    with pytest.raises(argparse.ArgumentTypeError, match="grpo is no method: name some of tba,"):
-        names("tba,grpo")
-    assert names("tba,ppo") == ["tba", "ppo"]
 
 
 def test_repetition_is_the_share_of_words_seen_before():

@@ -10,6 +10,7 @@ Of `Scoring` only the scoring process makes one. It imports no torch.
 
 import asyncio
 import inspect
+import json
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -175,6 +176,7 @@ class Scoring:
         self._name = environment
         self._eos_ids = frozenset(eos_ids)
         self._vf = import_environment(environment)
+        self._configs: dict[str, Any] = {}  # by options as JSON, in which a run has one or two
 
     async def __call__(
         self,
@@ -194,8 +196,10 @@ class Scoring:
 
     def _task(self, sent: dict[str, Any], options: dict[str, Any]) -> Any:
         kind = self._vf.task_type(self._name)
-        config = make_config(self._vf, self._name, "task.options", options)
-        return kind(rebuild(kind, sent), config.task)
+        known = json.dumps(options, sort_keys=True)
+        if known not in self._configs:
+            self._configs[known] = make_config(self._vf, self._name, "task.options", options)
+        return kind(rebuild(kind, sent), self._configs[known].task)
 
     def _trace(
         self, task: Any, prompt: Any, completion: Any, ids: Sequence[int], prompt_tokens: int
