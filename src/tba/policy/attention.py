@@ -2,9 +2,10 @@
 
 A forward pass computes one packed row of tokens, [1, token], and says by an object what they are:
 `Sequences`. All that is not attention works token by token and sees no padding; each layer's
-attention is handed to that object. Every family of transformers models that calls its attention
-through `AttentionInterface` works with it, in its ordinary model class. A pass without such an
-object, for instance the model's own `generate`, gets transformers' "sdpa".
+attention is handed to that object. Families of transformers models that call their attention
+through `AttentionInterface`, once a layer, work with it in their ordinary model class; whether one
+does is tried as it is loaded (`tba.policy.agreement`). A pass without such an object, for instance
+the model's own `generate`, gets transformers' "sdpa".
 """
 
 from typing import Any, Protocol, runtime_checkable

@@ -21,6 +21,7 @@ from transformers import (
 
 from tba.config.model import ModelConfig
 from tba.errors import ConfigError, ModelError
+from tba.policy.agreement import check_agreement
 from tba.policy.attention import ATTENTION, register_attention
 from tba.records import Query
 
@@ -65,7 +66,8 @@ def load_policy(
 
     Raises:
         ModelError: The folder is missing or incomplete, its weights are not readable safetensors,
-            or its tokenizer has no end-of-sequence token.
+            its tokenizer has no end-of-sequence token, or its family computes something else on
+            packed tokens than by itself.
     """
     name = checked_source(str(name))
     options = {"trust_remote_code": config.trust_remote_code, "local_files_only": is_local(name)}
@@ -86,13 +88,14 @@ def load_policy(
     _check_layers(name, model)
     _set_attention(name, model)
     switch_off_dropout(model)
-    model.eval()
+    model = model.to(device).eval()
+    check_agreement(name, model)
     if config.gradient_checkpointing:
         recompute_activations(model)
     eos_ids = _eos_ids(name, model, tokenizer)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return Policy(model=model.to(device), tokenizer=tokenizer, eos_ids=eos_ids)
+    return Policy(model=model, tokenizer=tokenizer, eos_ids=eos_ids)
 
 
 def is_local(name: str) -> bool:

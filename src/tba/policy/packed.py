@@ -149,6 +149,10 @@ class _KeptPrompts(PackedSequences):
         window: int | None,
     ) -> Float[Tensor, "1 token head width"]:
         """Keep a layer's keys and values, then attend."""
+        if layer in self.keys:
+            raise RuntimeError(
+                f"layer {layer} attends twice, but one set of keys can be kept of it"
+            )
         self.keys[layer], self.values[layer] = key[0], value[0]
         return super().attend(layer, query, key, value, scale=scale, window=window)
 
