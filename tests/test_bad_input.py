@@ -473,3 +473,9 @@ def test_a_full_disk_that_the_log_meets_first_does_not_hide_the_reason(place, ca
     log.handle(logging.makeLogRecord({"msg": "lost"}))
     log.close()
     assert capsys.readouterr().err == "", "no traceback of logging's own either"
+
+
+def test_a_precision_that_the_device_lacks_is_refused_before_anything_is_loaded(place):
+    told = refused("task.toml", "--search.precision=float8", "--device=cpu")
+    assert told.startswith("search.precision is float8, but the searcher's device cpu has no 8-bit")
+    assert not Path("run", "rollouts.arrows").exists()

@@ -190,6 +190,8 @@ def test_a_wrong_evaluation_is_one_sentence_and_exit_code_2(arguments, sentence)
         ("plan arithmetic --searchers 0,2", "--searchers is 0,2, expected numbers from 1 to 4,096"),
         ("plan arithmetic --searchers a", "--searchers is a, expected numbers"),
         ("plan arithmetic --lengths 200", "--lengths is 200, expected a mean of at least 1"),
+        ("plan arithmetic --lengths 1,1e300", "--lengths is 1,1e300, expected a mean"),
+        ("plan arithmetic --search.precision float8", "search.precision is float8, but the sea"),
         ("plan arithmetic --lengths 200,x", "--lengths is 200,x, expected a mean"),
         ("plan arithmetic --ranks 0", "Invalid value for '--ranks'"),
         ("plan --profile no.json", "the profile no.json cannot be read: No such file"),

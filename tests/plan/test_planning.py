@@ -2,7 +2,7 @@ import json
 
 from plan.profiles import made_config, made_profile
 from tba.plan.planning import plan
-from tba.plan.report import answers, draw_picture, plan_table
+from tba.plan.report import COLUMNS, answers, draw_picture, plan_table
 from tba.plan.simulation import Setup
 
 SETUP = Setup(searchers=1, warm_up=20, steps=100)
@@ -29,6 +29,15 @@ def test_searchers_that_drown_the_trainer_are_marked_and_never_enough():
     assert [point.is_drowned for point in made.points] == [False, True]
     assert any("more arrives than" in sentence for sentence in answers(made))
     assert plan_table(made).row_count == 2
+
+
+def test_nothing_is_said_of_an_m_branch_that_draws_nothing(tmp_path):
+    made = plan(made_profile(), made_config("--buffer.on_policy_prob=0"), SETUP, [1, 4])
+    assert made.freshest is None
+    assert [point.staleness_recent for point in made.points] == [None, None]
+    assert not any("m branch" in sentence for sentence in answers(made))
+    assert list(plan_table(made).columns[list(COLUMNS).index("m branch")].cells) == ["-", "-"]
+    assert draw_picture(made, tmp_path / "plan.png")
 
 
 def test_a_plan_is_written_and_drawn(tmp_path):

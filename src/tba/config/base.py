@@ -1,6 +1,11 @@
 """The base of every config section: strict, frozen, self-describing."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Temperature = Annotated[float, Field(ge=1e-6)]
+"""Of a softmax; divided by much less, numbers overflow."""
 
 
 class Section(BaseModel):

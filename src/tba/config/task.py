@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from tba.config.base import Section
+from tba.config.base import Section, Temperature
 
 
 class TaskBase(Section):
@@ -311,7 +311,7 @@ class RedteamTaskConfig(TaskBase):
     """Answers sampled to each attack."""
     victim_max_tokens: PositiveInt = 30
     """Longest answer in tokens."""
-    victim_temperature: PositiveFloat = 0.7
+    victim_temperature: Temperature = 0.7
     """Divides the victim's logits."""
     victim_top_p: float = Field(default=1.0, gt=0, le=1)
     """Samples the victim's tokens from the fewest that have this share of the probability together

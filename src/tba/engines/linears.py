@@ -61,6 +61,25 @@ def quicken(model: PreTrainedModel, precision: Precision | None = None) -> PreTr
     return model
 
 
+def check_precision(device: torch.device, precision: Precision | None) -> None:
+    """Refuse products that a device does not have.
+
+    Raises:
+        ConfigError: It has none of this precision.
+    """
+    on_cpu = device.type == "cpu"
+    if precision == "int8" and on_cpu and not torch.backends.mkldnn.is_available():
+        raise ConfigError(
+            "search.precision is int8, but this build of torch has no oneDNN, whose 8-bit "
+            "products it needs on a CPU: use bfloat16 or float32"
+        )
+    if precision == "float8" and (on_cpu or torch.cuda.get_device_capability(device) < (8, 9)):
+        raise ConfigError(
+            f"search.precision is float8, but the searcher's device {device} has no 8-bit "
+            "floating-point products: use int8 or bfloat16"
+        )
+
+
 def refresh(model: nn.Module) -> None:
     """Derive the quick forms from the weights as they are now."""
     for module in model.modules():
@@ -107,19 +126,10 @@ def _maker(
     device: torch.device, precision: Precision | None
 ) -> Callable[[Float[Tensor, "out in"]], Quick] | None:
     """Return what makes the quick forms, None where the weights are as quick as they are."""
+    check_precision(device, precision)
     if precision == "int8":
-        if device.type == "cpu" and not torch.backends.mkldnn.is_available():
-            raise ConfigError(
-                "search.precision is int8, but this build of torch has no oneDNN, whose 8-bit "
-                "products it needs on a CPU: use bfloat16 or float32"
-            )
         return partial(_int8_on_cpu, _Levels()) if device.type == "cpu" else _int8_by_row
     if precision == "float8":
-        if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
-            raise ConfigError(
-                f"search.precision is float8, but the searcher's device {device} has no 8-bit "
-                "floating-point products: use int8 or bfloat16"
-            )
         return _float8
     return _blocked if device.type == "cpu" and _has_products(precision) else None
 

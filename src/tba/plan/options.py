@@ -11,6 +11,7 @@ from tba.plan.profile import Profile
 HERE = "1,2,3,4,5,6,7,8"
 APART = "1,2,4,8,16,32,64,128,256,512,1024"
 MOST_SEARCHERS = 4_096
+_LONGEST = 1_000_000
 
 
 def searcher_counts(text: str | None, *, apart: bool) -> list[int]:
@@ -32,7 +33,7 @@ def length_shape(text: str | None) -> tuple[float, float] | None:
     """Return mean and standard deviation of response lengths; None: as measured.
 
     Raises:
-        ConfigError: They are no two positive numbers.
+        ConfigError: They are no two positive numbers of tokens.
     """
     if text is None:
         return None
@@ -40,10 +41,10 @@ def length_shape(text: str | None) -> tuple[float, float] | None:
         mean, deviation = (float(word) for word in text.split(","))
     except ValueError:
         mean = deviation = 0.0
-    if not (1 <= mean < float("inf") and 0 < deviation < float("inf")):
+    if not (1 <= mean <= _LONGEST and 0 < deviation <= _LONGEST):
         raise ConfigError(
-            f"--lengths is {text}, expected a mean of at least 1 and a deviation above 0, such as "
-            "200,80"
+            f"--lengths is {text}, expected a mean of at least 1 and a deviation above 0, both of "
+            f"at most {_LONGEST:,} tokens, such as 200,80"
         )
     return mean, deviation
 

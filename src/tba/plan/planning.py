@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -48,8 +49,8 @@ class Point:
     """Response tokens of the distinct trajectories of each batch, a second."""
     staleness_mean: float
     """Versions, over all samples trained on."""
-    staleness_recent: float
-    """The same of those that the m branch drew."""
+    staleness_recent: float | None
+    """The same of those that the m branch drew; None where it drew none."""
     staleness_median: int
     """Half of the samples are no staler."""
     staleness_p95: int
@@ -73,7 +74,8 @@ class Plan:
     """Least number with which the trainer draws no more samples than are searched, and does not
     wait."""
     freshest: int | None
-    """Least number with which the m branch is nearly as fresh as it gets on this curve."""
+    """Least number with which the m branch is nearly as fresh as it gets on this curve; None where
+    it draws nothing."""
     quickest: int | None
     """Least number with which steps come nearly as fast as they get on this curve."""
 
@@ -101,19 +103,23 @@ def plan(profile: Profile, config: Config, setup: Setup, searchers: Sequence[int
     asked = sorted(set(searchers))
     curve = [at(count) for count in asked]
     sound = [p for p in curve if not p.is_drowned] or curve
-    least_stale = min(p.staleness_recent for p in sound)
+    recent = [p.staleness_recent for p in sound if p.staleness_recent is not None]
     fastest = max(p.steps_per_s for p in sound)
     return Plan(
         setup=setup,
         points=curve,
         enough=_least(asked, at, _is_enough),
-        freshest=_least(asked, at, lambda p: p.staleness_recent <= least_stale * (1 + FRESHER)),
+        freshest=_least(asked, at, partial(_is_fresh, least=min(recent))) if recent else None,
         quickest=_least(asked, at, lambda p: p.steps_per_s >= fastest * (1 - NEARLY)),
     )
 
 
 def _is_enough(p: Point) -> bool:
     return p.reuse <= 1 and p.trainer_idle_share <= MAY_WAIT and not p.is_drowned
+
+
+def _is_fresh(p: Point, least: float) -> bool:
+    return p.staleness_recent is not None and p.staleness_recent <= least * (1 + FRESHER)
 
 
 def _least(
@@ -123,9 +129,9 @@ def _least(
     first = next((i for i, count in enumerate(asked) if holds(at(count))), None)
     if first is None:
         return None
-    low, high = (asked[first - 1] if first else asked[0] - 1), asked[first]
     if first == 0:
-        return high  # nothing is known of fewer than were asked for
+        return asked[0]  # nothing is known of fewer than were asked for
+    low, high = asked[first - 1], asked[first]
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(at(middle)) else (middle, high)
@@ -146,7 +152,7 @@ def point(tally: Tally, setup: Setup) -> Point:
         searched_tokens_per_s=tally.tokens_searched / seconds,
         trained_tokens_per_s=tally.tokens_trained / seconds,
         staleness_mean=_mean(tally.staleness),
-        staleness_recent=_mean(tally.recent_staleness),
+        staleness_recent=_mean(tally.recent_staleness) if tally.recent_staleness else None,
         staleness_median=_quantile(tally.staleness, 0.5),
         staleness_p95=_quantile(tally.staleness, 0.95),
         staleness_histogram=staleness_histogram(_values(tally.staleness)),

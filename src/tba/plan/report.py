@@ -1,5 +1,6 @@
 """Plans as tables for a terminal, and as a picture."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from rich.table import Table
 from tba.plan.planning import FRESHER, MAY_WAIT, NEARLY, Plan, Point
 from tba.plan.profile import Profile
 
+M_BRANCH = "{p.staleness_recent:.1f}"
 COLUMNS = {
     "searchers": "{p.searchers}",
     "steps/s": "{p.steps_per_s:.2f}",
@@ -17,7 +19,7 @@ COLUMNS = {
     "drawn/s": "{p.drawn_per_s:,.0f}",
     "reuse": "{p.reuse:.2f}",
     "staleness mean": "{p.staleness_mean:.1f}",
-    "m branch": "{p.staleness_recent:.1f}",
+    "m branch": M_BRANCH,
     "median": "{p.staleness_median}",
     "95 %": "{p.staleness_p95}",
 }
@@ -25,7 +27,10 @@ COLUMNS = {
 
 def cells(point: Point) -> list[str]:
     """Return a point's row."""
-    row = [form.format(p=point) for form in COLUMNS.values()]
+    forms = [
+        "-" if f == M_BRANCH and point.staleness_recent is None else f for f in COLUMNS.values()
+    ]
+    row = [form.format(p=point) for form in forms]
     return [f"{row[0]} *", *row[1:]] if point.is_drowned else row
 
 
@@ -74,10 +79,11 @@ def answers(plan: Plan) -> Iterator[str]:
         )
     draws = f"draws no more samples than are searched and waits at most {MAY_WAIT:.0%} of its time"
     yield _answer(plan.enough, f"the trainer {draws}")
-    yield _answer(
-        plan.freshest,
-        f"the m branch is as fresh as it gets here (within {FRESHER:.0%} of its staleness)",
-    )
+    if any(point.staleness_recent is not None for point in plan.points):
+        yield _answer(
+            plan.freshest,
+            f"the m branch is as fresh as it gets here (within {FRESHER:.0%} of its staleness)",
+        )
     yield _answer(plan.quickest, f"steps come as fast as they get (within {NEARLY:.0%})")
 
 
@@ -108,7 +114,8 @@ def draw_picture(plan: Plan, file: Path) -> bool:
     idle.set_ylim(-0.05, 1.05)
     idle.set_ylabel("share of time idle")
     stale.plot(many, [p.staleness_mean for p in points], "o-", label="mean")
-    stale.plot(many, [p.staleness_recent for p in points], "s--", label="mean, m branch")
+    recent = [math.nan if p.staleness_recent is None else p.staleness_recent for p in points]
+    stale.plot(many, recent, "s--", label="mean, m branch")
     stale.plot(many, [p.staleness_p95 for p in points], "^:", label="95 %")
     stale.set_yscale("symlog", linthresh=1)
     stale.set_ylabel("staleness, versions")

@@ -9,6 +9,7 @@ import os
 import torch
 
 from tba.config import Config, LocalRuntimeConfig
+from tba.engines.linears import check_precision
 from tba.errors import ConfigError
 
 
@@ -33,6 +34,16 @@ def searcher_devices(config: Config) -> list[str]:
     if config.device != "auto" or trainer == "cpu" or torch.cuda.device_count() == 1:
         return [trainer]
     return [f"cuda:{i}" for i in range(1, torch.cuda.device_count())]
+
+
+def check_search_precision(config: Config) -> None:
+    """Refuse, before anything is loaded, a precision of search that a searcher's device lacks.
+
+    Raises:
+        ConfigError: Some device has no such products.
+    """
+    for device in searcher_devices(config) if config.search.searchers else ():
+        check_precision(torch.device(device), config.search.precision)
 
 
 def available_cores() -> int:
