@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
+from benchmarks.arguments import count, counts
 from benchmarks.deliveries import Shape, deliveries
 from tba.buffer import ReplayBuffer
 from tba.config import BufferConfig, Config
@@ -70,14 +71,15 @@ def main() -> None:
     """Measure all sizes and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/buffer"))
-    parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
-    parser.add_argument("--response", type=int, default=8, help="tokens of a response")
-    parser.add_argument("--draws", type=int, default=200)
+    parser.add_argument("--sizes", type=counts, default=SIZES)
+    parser.add_argument("--response", type=count, default=8, help="tokens of a response")
+    parser.add_argument("--draws", type=count, default=200)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     shape = Shape(response=arguments.response)
-    sizes = [int(size) for size in arguments.sizes.split(",")]
-    measured = [fill(size, shape, arguments.out / f"{size}.arrows") for size in sizes]
+    if min(arguments.sizes) < shape.rows:
+        parser.error(f"--sizes has {min(arguments.sizes)}, but a delivery has {shape.rows}")
+    measured = [fill(size, shape, arguments.out / f"{size}.arrows") for size in arguments.sizes]
     time_draws(measured, arguments.draws)
     page = "\n".join([*storage_lines(measured, shape), "", *draw_lines(measured)])
     (arguments.out / "table.md").write_text(page + "\n")

@@ -15,13 +15,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from benchmarks.arguments import count, names
 from benchmarks.watched import run_watched
 from tba.buffer import ReplayBuffer
 from tba.config import Config
@@ -116,18 +116,9 @@ def parser(description: str, name: str, methods: Sequence[str]) -> argparse.Argu
     parser = argparse.ArgumentParser(description=description, formatter_class=formatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("build") / name)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--methods", type=partial(_names, methods), default=list(methods))
+    parser.add_argument("--seeds", type=count, default=3)
+    parser.add_argument("--methods", type=names(methods, "method"), default=list(methods))
     return parser
-
-
-def _names(known: Sequence[str], text: str) -> list[str]:
-    wanted = text.split(",")
-    if unknown := set(wanted) - set(known):
-        raise argparse.ArgumentTypeError(
-            f"{min(unknown)} is no method: name some of {','.join(known)}"
-        )
-    return wanted
 
 
 def results(

@@ -46,6 +46,7 @@ from transformers import (
 from transformers.generation import ContinuousBatchingManager
 from transformers.utils.logging import disable_progress_bar
 
+from benchmarks.arguments import count, names, shapes
 from tba.config.model import BuildConfig, ModelConfig
 from tba.config.search import Precision
 from tba.engines.base import Sampling
@@ -82,6 +83,8 @@ SHAPES = {
     "1x8": Shape(1, 8, (56, 72), (48, 128)),
     "tiny": Shape(16, 16, (16, 16), (48, 48), ("float32", "bfloat16"), tiny=True),
 }
+CONTESTANTS = ("tba", "generate", "tba-int8", "continuous", "vllm-eager", "vllm-compiled")
+"""The first two alone have the tiny model, the last two need vLLM."""
 
 
 @dataclass(frozen=True)
@@ -302,10 +305,7 @@ def contestants(arguments: argparse.Namespace, shape: Shape) -> dict[str, Callab
                 found[f"vllm-{name}"] = lambda work, name=name: vllm(
                     work, arguments.vllm_python, name == "compiled"
                 )
-    if arguments.contestants is None:
-        return found
-    asked = arguments.contestants.split(",")
-    return {name: maker for name, maker in found.items() if name in asked}
+    return {name: maker for name, maker in found.items() if name in arguments.contestants}
 
 
 def take_turns(
@@ -348,12 +348,19 @@ def main() -> None:
     )
     parser.add_argument("--model", type=Path, help="folder with SmolLM2-135M")
     parser.add_argument("--vllm-python", type=Path, help="interpreter that has vLLM")
-    parser.add_argument("--shapes", default=",".join(SHAPES))
-    parser.add_argument("--contestants", help="names with commas between; default: all")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--shapes", type=names(SHAPES, "shape"), help=f"some of {','.join(SHAPES)}")
+    parser.add_argument("--contestants", type=names(CONTESTANTS, "contestant"), default=CONTESTANTS)
+    parser.add_argument("--threads", type=count, default=1)
+    parser.add_argument("--repeats", type=count, default=3)
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
+    tiny = {name: shape.tiny for name, shape in SHAPES.items()}
+    asked = shapes(parser, arguments.shapes, tiny, arguments.model)
+    if arguments.vllm_python is not None and not arguments.vllm_python.is_file():
+        parser.error(f"--vllm-python {arguments.vllm_python} is no file: name an interpreter")
+    for name in asked:
+        if not contestants(arguments, SHAPES[name]):
+            parser.error(f"none of {','.join(arguments.contestants)} takes part at shape {name}")
     disable_progress_bar()
     torch.set_num_threads(arguments.threads)
     if arguments.vllm_python is None:
@@ -361,11 +368,9 @@ def main() -> None:
     print(*HEAD, sep="\n")
     with TemporaryDirectory() as scratch:
         build_policy(TINY, Path(scratch), seed=0)
-        for name in arguments.shapes.split(","):
+        for name in asked:
             shape = SHAPES[name]
             folder = Path(scratch) if shape.tiny else arguments.model
-            if folder is None:
-                continue
             for precision in shape.precisions:
                 work = make_work(shape, folder, precision, arguments.threads, arguments.device)
                 found = take_turns(work, contestants(arguments, shape), arguments.repeats)

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from benchmarks.arguments import count, names
 from benchmarks.entrants import by_method, spread
 from tba.api import let_idle_threads_sleep, train
 from tba.runtimes.resources import available_cores
@@ -67,18 +68,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("build/search_precision"))
-    parser.add_argument("--objectives", default=",".join(OBJECTIVES))
-    parser.add_argument("--precisions", default=",".join(PRECISIONS))
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--processes", type=int, default=available_cores())
+    parser.add_argument(
+        "--objectives", type=names(OBJECTIVES, "objective"), default=list(OBJECTIVES)
+    )
+    parser.add_argument("--precisions", type=names(PRECISIONS, "precision"), default=PRECISIONS)
+    parser.add_argument("--seeds", type=count, default=3)
+    parser.add_argument("--processes", type=count, default=available_cores())
     arguments = parser.parse_args()
     let_idle_threads_sleep()
     arguments.out.mkdir(parents=True, exist_ok=True)
     jobs = [
-        Job(objective, precision, int(seed))
-        for seed in arguments.seeds.split(",")
-        for objective in arguments.objectives.split(",")
-        for precision in arguments.precisions.split(",")
+        Job(objective, precision, seed)
+        for seed in range(arguments.seeds)
+        for objective in arguments.objectives
+        for precision in arguments.precisions
     ]
     missing = [job for job in jobs if not job.file(arguments.out).is_file()]
     with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:

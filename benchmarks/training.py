@@ -31,6 +31,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from benchmarks.arguments import count, names, shapes
 from tba.config import ModelConfig
 from tba.config.load import load_config
 from tba.policy.attention import ATTENTION
@@ -41,6 +42,7 @@ from tba.policy.log_softmax import choose, log_softmax_at
 from tba.records import Int32, Int64
 
 METHODS = ("packed", "naive", "trl", "floor")
+PRECISIONS = ("bfloat16", "float32")
 
 
 @dataclass(frozen=True)
@@ -346,19 +348,18 @@ def main() -> None:
     """Print the table, or the memory of one pass."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="folder with SmolLM2-135M")
-    parser.add_argument("--shapes")
-    parser.add_argument("--precisions", default="bfloat16,float32")
+    parser.add_argument("--shapes", type=names(SHAPES, "shape"), help=f"some of {','.join(SHAPES)}")
+    parser.add_argument("--precisions", type=names(PRECISIONS, "precision"), default=PRECISIONS)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=count, default=1)
+    parser.add_argument("--repeats", type=count, default=5)
     parser.add_argument("--memory", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--peak-of", choices=METHODS[:3], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     disable_progress_bar()
     torch.set_num_threads(arguments.threads)
-    known = [name for name, shape in SHAPES.items() if shape.tiny or arguments.model is not None]
-    shapes = known if arguments.shapes is None else arguments.shapes.split(",")
-    precisions = arguments.precisions.split(",")
+    tiny = {name: shape.tiny for name, shape in SHAPES.items()}
+    asked = shapes(parser, arguments.shapes, tiny, arguments.model)
     with TemporaryDirectory() as scratch:
         build = load_config(["arithmetic"]).model.build
         assert build is not None
@@ -368,13 +369,14 @@ def main() -> None:
             return Path(scratch) if SHAPES[shape].tiny else arguments.model
 
         if arguments.peak_of is not None:
-            work = make_work(SHAPES[shapes[0]], folder(shapes[0]), precisions[0], arguments.device)
+            (shape,), (precision,) = asked, arguments.precisions
+            work = make_work(SHAPES[shape], folder(shape), precision, arguments.device)
             print(peak_bytes(work, arguments.peak_of))
             return
         print("| " + " | ".join(titles(arguments.memory)) + " |")
         print("|---" * len(titles(arguments.memory)) + "|")
-        for shape in shapes:
-            for precision in precisions:
+        for shape in asked:
+            for precision in arguments.precisions:
                 print(line(arguments, shape, precision, folder(shape)), flush=True)
 
 

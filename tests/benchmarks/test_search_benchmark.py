@@ -59,7 +59,7 @@ def test_rows_of_the_engine_end_at_their_lengths_and_are_else_the_same(folder):
 @pytest.mark.parametrize("name", ["tba", "tba-int8", "generate", "continuous"])
 def test_contestants_sample_the_lengths_asked_for(folder, name):
     work = make_work(RAGGED, folder, "float32", 1, "cpu")
-    makers = contestants(Namespace(contestants=name, vllm_python=None), RAGGED)
+    makers = contestants(Namespace(contestants=[name], vllm_python=None), RAGGED)
     found = take_turns(work, makers, repeats=1)  # refuses other lengths
     assert list(found) == [name]
     assert found[name].wall_s > 0

@@ -1,0 +1,38 @@
+"""What the programs of benchmarks/ are given: wrong words end them with a sentence."""
+
+import argparse
+
+import pytest
+from benchmarks.arguments import count, counts, names, shapes
+
+TINY = {"big": False, "tiny": True}
+
+
+def test_names_are_read_and_unknown_ones_named():
+    assert names(TINY, "shape")("tiny,big") == ["tiny", "big"]
+    for wrong, told in {"tiny,1x2": "1x2", "": "nothing", "tiny,": "nothing"}.items():
+        with pytest.raises(argparse.ArgumentTypeError, match=f"{told} is no shape: name some of"):
+            names(TINY, "shape")(wrong)
+
+
+def test_counts_begin_at_one():
+    assert counts("1,20") == [1, 20]
+    for wrong in ("0", "-1", "two", ""):
+        with pytest.raises(argparse.ArgumentTypeError, match="is no number of at least 1"):
+            count(wrong)
+
+
+def test_a_shape_without_its_model_ends_the_program(tmp_path, capsys):
+    parser = argparse.ArgumentParser()
+    assert shapes(parser, None, TINY, None) == ["tiny"]
+    for asked, model, told in [
+        (["big"], None, "shape big needs --model"),
+        (None, tmp_path, "is no folder with config.json"),
+    ]:
+        with pytest.raises(SystemExit) as ended:
+            shapes(parser, asked, TINY, model)
+        assert ended.value.code == 2
+        assert told in capsys.readouterr().err
+    (tmp_path / "config.json").write_text("{}")
+    assert shapes(parser, None, TINY, tmp_path) == ["big", "tiny"]
+    assert shapes(parser, ["big"], TINY, tmp_path) == ["big"]
