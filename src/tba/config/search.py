@@ -32,7 +32,7 @@ class SearchConfig(Section):
     """Longest response in tokens, the end-of-sequence token included."""
     precision: Precision = "float32"
     """Precision of the searcher's policy: float32, bfloat16, or bfloat16 with 8-bit linear layers
-    (int8, hardly quicker on the CPUs it was measured on and, with SmolLM2, .26 nats a token away from
+    (int8, hardly quicker on the CPUs it was measured on and, with SmolLM2, .26 nats a token from
     the trainer's probabilities instead of .04; float8 on GPUs since Hopper). Weights travel in
     float32 or bfloat16, and the reference is computed in it."""
 
