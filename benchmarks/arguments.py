@@ -1,6 +1,7 @@
 """Reading what these programs are given, so that a wrong word is a sentence and exit code 2."""
 
 import argparse
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -56,3 +57,27 @@ def shapes(
     if missing := set(asked or ()) - set(found):
         parser.error(f"shape {min(missing)} needs --model, a folder with SmolLM2-135M")
     return found if asked is None else list(asked)
+
+
+def keep_to(parser: argparse.ArgumentParser, arguments: argparse.Namespace, *compared: str) -> None:
+    """Make the folder `out`, whose results are all of the same arguments; others end the program.
+
+    Args:
+        parser: Ends it.
+        arguments: Of this call; `out` is among them.
+        compared: Names of those that results depend on and are not kept apart by.
+    """
+    own = {name: str(getattr(arguments, name)) for name in compared}
+    file = arguments.out / "arguments.json"
+    before = json.loads(file.read_text()) if file.is_file() else own
+    for name, value in own.items():
+        if before.get(name) != value:
+            option = name.replace("_", "-")
+            parser.error(
+                f"--out {arguments.out} has results of --{option} {before.get(name)}, not {value}: "
+                "name another folder"
+            )
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    beside = file.with_suffix(".part")
+    beside.write_text(json.dumps(own))
+    beside.replace(file)

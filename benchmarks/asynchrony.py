@@ -36,6 +36,7 @@ import torch
 from torch import nn
 from transformers.utils.logging import disable_progress_bar
 
+from benchmarks.arguments import count, keep_to
 from benchmarks.cores import in_processes, pin, speeds_of
 from benchmarks.watched import run_watched
 from tba.api import let_idle_threads_sleep
@@ -86,12 +87,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/asynchrony"))
     parser.add_argument("--seconds", type=float, default=25, help="of each run")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=count, default=3)
     arguments = parser.parse_args()
+    keep_to(parser, arguments, "seconds")
     let_idle_threads_sleep()
     disable_progress_bar()
     out: Path = arguments.out
-    out.mkdir(parents=True, exist_ok=True)
     untrained = load_config(["arithmetic"], SHARED)
     model = initial_model(untrained, out / "model", torch.device("cpu"), print)
     bench = Bench(out, model, arguments.seconds)

@@ -35,6 +35,7 @@ from torch import nn
 from torch.multiprocessing import get_context
 from transformers.utils.logging import disable_progress_bar
 
+from benchmarks.arguments import keep_to, names
 from benchmarks.snapshots import Snapshots, grade
 from benchmarks.trl_grpo import Layout, TrlJob, train_trl
 from benchmarks.watched import run_watched
@@ -84,19 +85,21 @@ def main() -> None:
     parser.add_argument("--model", help="folder of the policy, for a recipe that names none")
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--rates", help="TRL's learning rates (default: the recipe's four)")
-    parser.add_argument("--only", default="trl,free,lockstep")
+    parser.add_argument(
+        "--only", type=names(("trl", *MODES), "contestant"), default=["trl", *MODES]
+    )
     arguments = parser.parse_args()
+    keep_to(parser, arguments, "recipe", "model", "minutes")
     let_idle_threads_sleep()
     disable_progress_bar()
     race = prepare(arguments)
-    only = arguments.only.split(",")
     rates = (arguments.rates or RATES[arguments.recipe]).split(",")
-    if "trl" in only:
+    if "trl" in arguments.only:
         layout = quickest_layout(race)
         for rate in rates:
             result(race, f"trl-{rate}", partial(_run_trl, race, float(rate), layout))
     for mode in MODES:
-        if mode in only:
+        if mode in arguments.only:
             result(race, mode, partial(_run_package, race, mode))
     results = read_results(race.out)
     page = "\n".join(lines(results))
@@ -108,7 +111,6 @@ def main() -> None:
 def prepare(arguments: argparse.Namespace) -> Race:
     """Make the policy with which all begin, unless it is there."""
     out: Path = arguments.out
-    out.mkdir(parents=True, exist_ok=True)
     model = [f"--model.model_name_or_path={arguments.model}"] if arguments.model else []
     initial = load_config([arguments.recipe], model)
     folder = initial_model(initial, out / "model", torch.device("cpu"), print)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.arguments import count, names
+from benchmarks.arguments import count, keep_to, names
 from benchmarks.entrants import by_method, spread
 from tba.api import let_idle_threads_sleep, train
 from tba.runtimes.resources import available_cores
@@ -75,8 +75,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=count, default=3)
     parser.add_argument("--processes", type=count, default=available_cores())
     arguments = parser.parse_args()
+    keep_to(parser, arguments, "model")
     let_idle_threads_sleep()
-    arguments.out.mkdir(parents=True, exist_ok=True)
     jobs = [
         Job(objective, precision, seed)
         for seed in range(arguments.seeds)

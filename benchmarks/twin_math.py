@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import tba
+from benchmarks.arguments import keep_to
 from benchmarks.entrants import Budget, Entrant, by_method, parser, results, spread, start
 from tba.api import let_idle_threads_sleep
 
@@ -48,9 +49,9 @@ def main() -> None:
     known.add_argument("--data", type=Path, required=True)
     known.add_argument("--seconds", type=float, default=600.0)
     arguments = known.parse_args()
+    keep_to(known, arguments, "model", "data", "seconds")
     let_idle_threads_sleep()
     out: Path = arguments.out
-    out.mkdir(parents=True, exist_ok=True)
     files = [f"--task.{part}_file={arguments.data / part}.jsonl" for part in ("train", "test")]
     policy = fine_tuned(arguments.model, files, out)
     common = [*files, f"--model.model_name_or_path={policy}"]

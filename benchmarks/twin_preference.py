@@ -35,12 +35,13 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from benchmarks import gold_judge, preference_data
+from benchmarks.arguments import keep_to
 from benchmarks.entrants import Budget, Entrant, by_method, parser, results, spread, start
 from tba import pareto
 from tba.api import let_idle_threads_sleep
 from tba.config.load import load_config
 from tba.curves import Curve, Point, write
-from tba.errors import ConfigError, UserError
+from tba.errors import UserError
 from tba.eval import PolicyReport
 
 JUDGE = f"{Path(gold_judge.__file__).resolve()}:judge"
@@ -101,6 +102,7 @@ def main() -> None:
     known.add_argument("--steps", type=int, default=40)
     known.add_argument("--staleness", type=levels, default=[1, 2, 15])
     arguments = known.parse_args()
+    keep_to(known, arguments, "model", "data", "embedder", "steps")
     let_idle_threads_sleep()
     try:
         compare(arguments)
@@ -131,7 +133,6 @@ def compare(arguments: argparse.Namespace) -> None:
             begin.write_text(json.dumps(start([], proxied, SAMPLES)))
     budget = Budget(steps=arguments.steps, checkpoints=CHECKPOINTS)
     wanted = entrants(arguments.methods, arguments.staleness)
-    check(finished(out), arguments.steps)
     results([], wanted, out, common=proxied, budget=budget, seeds=arguments.seeds, samples=SAMPLES)
     found = finished(out)
     initial = json.loads(begin.read_text())
@@ -152,20 +153,6 @@ def finished(out: Path) -> list[dict[str, Any]]:
         return int(staleness), order.index(name), result["seed"]
 
     return sorted(found, key=place)
-
-
-def check(found: Sequence[dict[str, Any]], steps: int) -> None:
-    """Refuse to compare runs of different lengths.
-
-    Raises:
-        ConfigError: A result is of another number of steps.
-    """
-    others = [result for result in found if result["steps"] != steps]
-    if others:
-        raise ConfigError(
-            f"--steps is {steps}, but {others[0]['method']} in --out was trained for "
-            f"{others[0]['steps']} steps: name another folder, or give these steps"
-        )
 
 
 def task_files(files: preference_data.Files) -> list[str]:

@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.arguments import keep_to
 from benchmarks.entrants import Budget, Entrant, by_method, parser, results, spread
 from tba.api import let_idle_threads_sleep
 from tba.records import Outcome
@@ -116,6 +117,7 @@ def main() -> None:
     known.add_argument("--steps", type=int, default=60)
     known.add_argument("--only", choices=["same-time", "same-steps"])
     arguments = known.parse_args()
+    keep_to(known, arguments, "model", "embedder", "seconds", "steps")
     let_idle_threads_sleep()
     done = [
         (comparison, _results(comparison, arguments))

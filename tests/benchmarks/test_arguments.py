@@ -3,7 +3,7 @@
 import argparse
 
 import pytest
-from benchmarks.arguments import count, counts, names, shapes
+from benchmarks.arguments import count, counts, keep_to, names, shapes
 
 TINY = {"big": False, "tiny": True}
 
@@ -36,3 +36,18 @@ def test_a_shape_without_its_model_ends_the_program(tmp_path, capsys):
     (tmp_path / "config.json").write_text("{}")
     assert shapes(parser, None, TINY, tmp_path) == ["big", "tiny"]
     assert shapes(parser, ["big"], TINY, tmp_path) == ["big"]
+
+
+def test_a_folder_keeps_to_the_arguments_of_its_first_results(tmp_path, capsys):
+    parser = argparse.ArgumentParser()
+    out = tmp_path / "new" / "out"
+
+    def call(**own):
+        keep_to(parser, argparse.Namespace(out=out, seeds=3, **own), "model", "seconds")
+
+    call(model="m", seconds=60.0)
+    call(model="m", seconds=60.0)
+    with pytest.raises(SystemExit) as ended:
+        call(model="m", seconds=30.0)
+    assert ended.value.code == 2
+    assert "has results of --seconds 60.0, not 30.0: name another" in capsys.readouterr().err

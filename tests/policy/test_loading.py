@@ -55,7 +55,7 @@ def test_loads_what_was_built(folder):
     assert policy.model.dtype == torch.float32
     assert not policy.model.training
     assert policy.eos_ids == (policy.tokenizer.eos_token_id,)
-    assert policy.pad_id != policy.eos_ids[0]
+    assert policy.tokenizer.pad_token_id != policy.eos_ids[0]
     assert policy.tokenizer.padding_side == "left"
 
 
@@ -80,7 +80,7 @@ def test_a_tokenizer_without_padding_pads_with_end_of_sequence(folder):
     path = folder / "tokenizer_config.json"
     _edit_json(path, pad_token=None)
     policy = _load(folder)
-    assert policy.pad_id == policy.eos_ids[0] == policy.tokenizer.eos_token_id
+    assert policy.tokenizer.pad_token_id == policy.eos_ids[0] == policy.tokenizer.eos_token_id
 
 
 def test_stop_tokens_of_the_generation_config_that_the_tokenizer_knows_are_added(folder):

@@ -97,11 +97,6 @@ class Responses:
     same: list[list[int]]
     """A number for each distinct response of the query; shape [query, sample]."""
 
-    @property
-    def mean_length(self) -> float:
-        """Mean length in tokens."""
-        return float(np.mean(self.lengths))
-
 
 @dataclass(frozen=True, slots=True)
 class Profile:

@@ -53,11 +53,6 @@ class Policy:
     eos_ids: tuple[int, ...]
     """Tokens that end a response; the tokenizer's own comes first."""
 
-    @property
-    def pad_id(self) -> int:
-        """The padding token."""
-        return self.tokenizer.pad_token_id
-
 
 def load_policy(
     name: str | Path, config: ModelConfig, *, device: torch.device, dtype: torch.dtype
