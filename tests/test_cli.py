@@ -180,11 +180,17 @@ def test_a_wrong_evaluation_is_one_sentence_and_exit_code_2(arguments, sentence)
     assert refusal(*arguments.split()).startswith(sentence)
 
 
+PLAN_TAKES = "plan takes either a run, named as for train, or a --profile"
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("plan", "plan takes either a run, named as for train, or a --profile"),
-        ("plan arithmetic --profile p.json", "plan takes either a run, named as for train, or"),
+        ("plan", "plan takes either a run, named as for train, or a --profile, and neither"),
+        (
+            "plan arithmetic --profile p.json",
+            "plan takes either a run, named as for train, or a --profile, and both",
+        ),
         ("plan arithmetik", "there is no recipe arithmetik"),
         ("plan arithmetic --serchers 4", "there is no option --serchers (did you mean --searche"),
         ("plan arithmetic --searchers 0,2", "--searchers is 0,2, expected numbers from 1 to 4,096"),

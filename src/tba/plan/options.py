@@ -58,9 +58,10 @@ def planned(
         ConfigError: Neither or both are named, or something in them is wrong.
     """
     if bool(sources) == (file is not None):
+        given = "both were given" if sources else "neither was given"
         raise ConfigError(
-            "plan takes either a run, named as for train, or a --profile; single settings may go "
-            "with both"
+            f"plan takes either a run, named as for train, or a --profile, and {given} (single "
+            "settings may go with either)"
         )
     if file is None:
         return load_config(sources, overrides), None
