@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -67,9 +68,10 @@ def keep_to(parser: argparse.ArgumentParser, arguments: argparse.Namespace, *com
         arguments: Of this call; `out` is among them.
         compared: Names of those that results depend on and are not kept apart by.
     """
-    own = {name: str(getattr(arguments, name)) for name in compared}
+    own = {name: _told(getattr(arguments, name)) for name in compared}
     file = arguments.out / "arguments.json"
-    before = json.loads(file.read_text()) if file.is_file() else own
+    has_results = any(path != file for path in arguments.out.rglob("*.json"))
+    before = json.loads(file.read_text()) if has_results and file.is_file() else own
     for name, value in own.items():
         if before.get(name) != value:
             option = name.replace("_", "-")
@@ -78,6 +80,10 @@ def keep_to(parser: argparse.ArgumentParser, arguments: argparse.Namespace, *com
                 "name another folder"
             )
     arguments.out.mkdir(parents=True, exist_ok=True)
-    beside = file.with_suffix(".part")
+    beside = file.with_suffix(f".{os.getpid()}")  # a call beside this one writes its own
     beside.write_text(json.dumps(own))
     beside.replace(file)
+
+
+def _told(value: object) -> str:
+    return str(value.resolve() if isinstance(value, Path) else value)

@@ -49,12 +49,7 @@ from tba.run.rebuild import Rebuilt, rebuild_buffer
 from tba.run.rollouts import RolloutLog
 from tba.run.summary import Ending, Summary, Totals, summarize
 from tba.runtimes import SearchPlan, make_runtime
-from tba.runtimes.resources import (
-    available_cores,
-    check_search_precision,
-    pick_device,
-    trainer_threads,
-)
+from tba.runtimes.resources import available_cores, check_devices, pick_device, trainer_threads
 from tba.searcher import Judge, Stores
 from tba.sync import WeightStore
 from tba.tasks import task_of
@@ -120,7 +115,7 @@ class Session:
             self._before = checkpoint.state.before
             self._progress.event(f"resuming from {checkpoint.path}")
         device = torch.device(pick_device(config.device))
-        check_search_precision(config)
+        check_devices(config)
         model_folder = initial_model(config, folder.model, device, self._progress.event)
         saved = checkpoint.path if checkpoint else None
         self._policy = load_trainable(model_folder, config, device=device, checkpoint=saved)

@@ -1,6 +1,7 @@
 """What the programs of benchmarks/ are given: wrong words end them with a sentence."""
 
 import argparse
+from pathlib import Path
 
 import pytest
 from benchmarks.arguments import count, counts, keep_to, names, shapes
@@ -45,9 +46,13 @@ def test_a_folder_keeps_to_the_arguments_of_its_first_results(tmp_path, capsys):
     def call(**own):
         keep_to(parser, argparse.Namespace(out=out, seeds=3, **own), "model", "seconds")
 
-    call(model="m", seconds=60.0)
-    call(model="m", seconds=60.0)
+    call(model=Path("wrong"), seconds=60.0)
+    call(model=Path("m"), seconds=60.0)  # no result depends on the first call
+    (out / "sub").mkdir()
+    (out / "sub" / "tba-0.json").write_text("{}")
+    call(model=Path("m").resolve(), seconds=60.0)
     with pytest.raises(SystemExit) as ended:
-        call(model="m", seconds=30.0)
+        call(model=Path("m"), seconds=30.0)
     assert ended.value.code == 2
     assert "has results of --seconds 60.0, not 30.0: name another" in capsys.readouterr().err
+    assert sorted(path.name for path in out.iterdir()) == ["arguments.json", "sub"]

@@ -43,7 +43,7 @@ from tba.runtimes.base import SearchStatus
 from tba.runtimes.lanes import SearchPlan
 from tba.runtimes.resources import (
     available_cores,
-    check_search_precision,
+    check_devices,
     pick_device,
     searcher_threads,
     trainer_threads,
@@ -161,7 +161,7 @@ class _Measurement:
         self._given, self._folder, self._stack, self._tell = config, folder, stack, tell
         self._config = _changed(config, "trainer", learning_rate=0.0, head_learning_rate=0.0)
         self._device = pick_device(config.device)
-        check_search_precision(config)
+        check_devices(config)
         device = torch.device(self._device)
         self._model_folder = initial_model(config, folder / "model", device, tell)
         torch.set_num_threads(trainer_threads(config))

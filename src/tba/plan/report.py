@@ -9,28 +9,26 @@ from rich.table import Table
 from tba.plan.planning import FRESHER, MAY_WAIT, NEARLY, Plan, Point
 from tba.plan.profile import Profile
 
-M_BRANCH = "{p.staleness_recent:.1f}"
 COLUMNS = {
-    "searchers": "{p.searchers}",
-    "steps/s": "{p.steps_per_s:.2f}",
-    "trainer idle": "{p.trainer_idle_share:.1%}",
-    "searchers idle": "{p.searcher_idle_share:.1%}",
-    "searched/s": "{p.searched_per_s:,.0f}",
-    "drawn/s": "{p.drawn_per_s:,.0f}",
-    "reuse": "{p.reuse:.2f}",
-    "staleness mean": "{p.staleness_mean:.1f}",
-    "m branch": M_BRANCH,
-    "median": "{p.staleness_median}",
-    "95 %": "{p.staleness_p95}",
+    "searchers": ("searchers", ""),
+    "steps/s": ("steps_per_s", ".2f"),
+    "trainer idle": ("trainer_idle_share", ".1%"),
+    "searchers idle": ("searcher_idle_share", ".1%"),
+    "searched/s": ("searched_per_s", ",.0f"),
+    "drawn/s": ("drawn_per_s", ",.0f"),
+    "reuse": ("reuse", ".2f"),
+    "staleness mean": ("staleness_mean", ".1f"),
+    "m branch": ("staleness_recent", ".1f"),
+    "median": ("staleness_median", ""),
+    "95 %": ("staleness_p95", ""),
 }
+"""Titles, with the field of a point and its format."""
 
 
 def cells(point: Point) -> list[str]:
     """Return a point's row."""
-    forms = [
-        "-" if f == M_BRANCH and point.staleness_recent is None else f for f in COLUMNS.values()
-    ]
-    row = [form.format(p=point) for form in forms]
+    values = [(getattr(point, field), form) for field, form in COLUMNS.values()]
+    row = ["-" if value is None else format(value, form) for value, form in values]
     return [f"{row[0]} *", *row[1:]] if point.is_drowned else row
 
 

@@ -36,7 +36,7 @@ def searcher_devices(config: Config) -> list[str]:
     return [f"cuda:{i}" for i in range(1, torch.cuda.device_count())]
 
 
-def check_search_precision(config: Config) -> None:
+def check_devices(config: Config) -> None:
     """Refuse, before anything is loaded, a precision of search that a searcher's device lacks.
 
     Raises:
