@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,19 @@ def count(text: str) -> int:
 def counts(text: str) -> list[int]:
     """Read numbers with commas between, each at least one."""
     return [count(word) for word in text.split(",")]
+
+
+def learning_rates(text: str) -> list[str]:
+    """Read learning rates with commas between, each above 0; they stay as they are written."""
+    found = text.split(",")
+    for word in found:
+        try:
+            usable = 0 < float(word) < math.inf
+        except ValueError:
+            usable = False
+        if not usable:
+            raise argparse.ArgumentTypeError(f"{word or 'nothing'} is no learning rate above 0")
+    return found
 
 
 def shapes(

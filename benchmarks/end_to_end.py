@@ -35,7 +35,7 @@ from torch import nn
 from torch.multiprocessing import get_context
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.arguments import keep_to, names
+from benchmarks.arguments import keep_to, learning_rates, names
 from benchmarks.snapshots import Snapshots, grade
 from benchmarks.trl_grpo import Layout, TrlJob, train_trl
 from benchmarks.watched import run_watched
@@ -47,7 +47,10 @@ from tba.policy.initial import initial_model
 from tba.records import StepReport
 from tba.runtimes.resources import available_cores
 
-RATES = {"arithmetic": "2.5e-4,5e-4,1e-3,2e-3", "sums-smollm2": "1e-5,2e-5,3e-5,6e-5"}
+RATES = {
+    "arithmetic": ("2.5e-4", "5e-4", "1e-3", "2e-3"),
+    "sums-smollm2": ("1e-5", "2e-5", "3e-5", "6e-5"),
+}
 """Of TRL; for `arithmetic`, 3e-4 is slow and 3e-3 collapses within a minute."""
 SNAPSHOTS = {"arithmetic": 120, "sums-smollm2": 30}
 """Of each TRL run, at most; others keep weights as often."""
@@ -84,7 +87,9 @@ def main() -> None:
     parser.add_argument("--recipe", choices=RATES, default="arithmetic")
     parser.add_argument("--model", help="folder of the policy, for a recipe that names none")
     parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--rates", help="TRL's learning rates (default: the recipe's four)")
+    parser.add_argument(
+        "--rates", type=learning_rates, help="TRL's learning rates (default: the recipe's four)"
+    )
     parser.add_argument(
         "--only", type=names(("trl", *MODES), "contestant"), default=["trl", *MODES]
     )
@@ -93,10 +98,9 @@ def main() -> None:
     let_idle_threads_sleep()
     disable_progress_bar()
     race = prepare(arguments)
-    rates = (arguments.rates or RATES[arguments.recipe]).split(",")
     if "trl" in arguments.only:
         layout = quickest_layout(race)
-        for rate in rates:
+        for rate in arguments.rates or RATES[arguments.recipe]:
             result(race, f"trl-{rate}", partial(_run_trl, race, float(rate), layout))
     for mode in MODES:
         if mode in arguments.only:

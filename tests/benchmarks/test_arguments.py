@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 import pytest
-from benchmarks.arguments import count, counts, keep_to, names, shapes
+from benchmarks.arguments import count, counts, keep_to, learning_rates, names, shapes
 
 TINY = {"big": False, "tiny": True}
 
@@ -21,6 +21,13 @@ def test_counts_begin_at_one():
     for wrong in ("0", "-1", "two", ""):
         with pytest.raises(argparse.ArgumentTypeError, match="is no number of at least 1"):
             count(wrong)
+
+
+def test_learning_rates_stay_as_written_and_are_above_zero():
+    assert learning_rates("1e-5,0.5") == ["1e-5", "0.5"]
+    for wrong in ("0", "-1e-3", "nan", "inf", "fast", ""):
+        with pytest.raises(argparse.ArgumentTypeError, match="is no learning rate above 0"):
+            learning_rates(wrong)
 
 
 def test_a_shape_without_its_model_ends_the_program(tmp_path, capsys):
