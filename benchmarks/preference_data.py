@@ -40,7 +40,7 @@ HELD_OUT = 64
 """Prompts that evaluations ask."""
 PAIRS_HELD_OUT = 0.1
 """Share of the training prompts whose pairs measure the proxy."""
-COMPLETIONS = 6
+COMPLETIONS = 16
 """Completions of each training prompt, which make half as many pairs."""
 QUERIES_A_BATCH = 16
 SEED = 0

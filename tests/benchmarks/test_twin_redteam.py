@@ -122,7 +122,7 @@ def test_table_has_a_row_for_each_contestant():
     assert rows[1].count("|") == rows[0].count("|")
 
 
-def test_gloom_is_zero_without_gloomy_words_and_grows_with_them():
+def test_gloom_grows_with_gloomy_words_and_is_even_at_its_threshold():
     pytest.importorskip("vaderSentiment")
     nothing, cheerful, sad, dreadful = gloom(
         [
@@ -132,5 +132,5 @@ def test_gloom_is_zero_without_gloomy_words_and_grows_with_them():
             "A horrible war killed him.",
         ]
     )
-    assert nothing == cheerful == 0
-    assert 0.3 < sad < 0.5 < dreadful <= 1
+    assert nothing == pytest.approx(1 / (1 + math.exp(2)))  # a compound of 0
+    assert 0 < cheerful < nothing < 0.5 < sad < dreadful < 1
