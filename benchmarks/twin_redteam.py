@@ -52,6 +52,7 @@ HERE = Path(__file__).parent
 SEARCHERS = (1, 2, 4)
 GFLOWNET = (
     '--objective={kind = "tb_learned_z", beta = {kind = "constant", value = 0.1}}',
+    "--trainer.head_learning_rate=1e-2",  # at 1e-3 the policy is spoilt before log Z is learned
     "--sync.mode=lockstep",
     "--sync.sync_every=1",
     "--search.searchers=1",

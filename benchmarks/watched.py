@@ -24,6 +24,8 @@ from tba.searcher import Stage
 from tba.session import Session
 
 POLL_S = 0.01
+ENDED = "the benchmark's time is up"
+"""Reason of a stop that a watcher asked for."""
 
 
 class Watcher(Protocol):
@@ -63,11 +65,15 @@ class WatchedSession(Session):
         self._watcher.stepped(report, self._policy.model, self._buffer, self._end)
 
     def _end(self) -> None:
-        self._stop.reason = "the benchmark's time is up"
+        self._stop.reason = ENDED
 
 
 def run_watched(config: Config, run_dir: Path, watcher: Watcher) -> Summary:
-    """Do a run; one that is in the folder already is deleted."""
+    """Do a run; one that is in the folder already is deleted.
+
+    Raises:
+        SystemExit: A signal ended it, so what it came to is not the benchmark's.
+    """
     disable_progress_bar()
     with (
         Progress(config.trainer.steps, console=Console(quiet=True)) as progress,
@@ -78,7 +84,10 @@ def run_watched(config: Config, run_dir: Path, watcher: Watcher) -> Summary:
         session = WatchedSession(watcher, config, folder, stop, progress)
         session.prepare(all_, None)
         folder.begun()
-        return session.run()
+        summary = session.run()
+    if stop.reason not in ("", ENDED):
+        raise SystemExit(f"{run_dir} was {stop.reason}; the same command does it anew")
+    return summary
 
 
 def _wait_until_loaded(runtime: Runtime, ready: Callable[[], None]) -> None:
