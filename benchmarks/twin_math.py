@@ -36,7 +36,7 @@ METHODS = (
 SAMPLES = 8
 """Responses sampled for each held-out query."""
 SFT = (
-    "--trainer.steps=150",
+    "--trainer.steps=120",
     "--trainer.learning_rate=2e-5",
     "--trainer.queries_per_batch=16",
     '--trainer.learning_rate_schedule={kind = "cosine", warmup_steps = 10}',
