@@ -1,5 +1,6 @@
 import copy
 import functools
+import gc
 from itertools import product
 
 import numpy as np
@@ -153,6 +154,17 @@ def test_rows_leaving_the_batch_do_not_change_the_others(monkeypatch):
     assert len(lengths) > 5
 
 
+def test_keys_and_values_are_given_back_with_the_responses():
+    model = tiny_model("llama")
+    gc.collect()
+    gc.disable()  # the collector sees few objects, and so seldom runs, however large these are
+    try:
+        _generate(model, _queries(), samples=3)
+        assert not [held for held in gc.get_objects() if type(held) is DecodingSequences]
+    finally:
+        gc.enable()
+
+
 def test_weights_are_live():
     model, queries = tiny_model("llama"), _queries()
     engine = TorchEngine(model, (EOS,))
@@ -184,7 +196,9 @@ def test_passes_of_a_few_fixed_shapes_find_the_same(family, monkeypatch):
     shapes = set()
     run = torch_engine.Recording.run
     monkeypatch.setattr(
-        torch_engine.Recording, "run", lambda self, key: (shapes.add(key), run(self, key))
+        torch_engine.Recording,
+        "run",
+        lambda self, work, key: (shapes.add(key), run(self, work, key)),
     )
     monkeypatch.setattr(
         torch_engine, "DecodingSequences", functools.partial(DecodingSequences, block=8)

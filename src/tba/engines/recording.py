@@ -13,22 +13,21 @@ class Recording:
     libraries set themselves up in it.
     """
 
-    def __init__(self, work: Callable[[], None], device: torch.device) -> None:
-        self._work = work
+    def __init__(self, device: torch.device) -> None:
         self._records = device.type == "cuda"
         self._warm = False
         self._key: Hashable = None
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def run(self, key: Hashable) -> None:
-        """Do the work once."""
+    def run(self, work: Callable[[], None], key: Hashable) -> None:
+        """Do the work once; it is not kept, so that it may belong to whoever holds this."""
         if not (self._records and self._warm):
-            self._work()
+            work()
             self._warm = True
             return
         if self._graph is None or key != self._key:
             self._graph = torch.cuda.CUDAGraph()
             self._key = key
             with torch.cuda.graph(self._graph):
-                self._work()
+                work()
         self._graph.replay()

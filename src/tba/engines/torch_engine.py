@@ -144,7 +144,7 @@ class _Rows:
         self._sequences = DecodingSequences(prefix, sampling.samples_per_query, uniform.shape[1])
         self._at = torch.zeros(1, dtype=torch.long, device=uniform.device)  # of the token to come
         self._rows = torch.arange(len(uniform), device=uniform.device)
-        self._recording = Recording(self._pass, uniform.device)
+        self._recording = Recording(uniform.device)
         # All samples of a query share its first distribution: [query, sample] -> [row]
         first = uniform[:, 0].view(-1, sampling.samples_per_query)
         token, log_mu = pick(raw_logits(model, prefix.states), first, *self._how)
@@ -154,7 +154,7 @@ class _Rows:
 
     def append_token(self) -> None:
         """Append one token to each row."""
-        self._recording.run((len(self._rows), self._sequences.visible))
+        self._recording.run(self._pass, (len(self._rows), self._sequences.visible))
         self._sequences.advance()
 
     def drop_finished(self, live_share: float) -> bool:
