@@ -1,10 +1,16 @@
 """One optimiser step: micro-batches, duplicates, bad numbers."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from tba.config import ArithmeticTaskConfig, BuildConfig, Config, ModelConfig
+from tba.config.objectives import ObjectiveConfig
+from tba.objectives import OBJECTIVES
+from tba.objectives.preference import best_and_worst
 from tba.policy.loading import Policy
 from tba.records import Batch
 from tba.update import PolicyUpdate, micro_batches
@@ -55,8 +61,13 @@ def make_batch(seed: int = 0, queries: int = 5, rows_each: int = 4, samples: int
     )
 
 
-def gradient_of(policy: Policy, batch: Batch, budget: int) -> tuple[torch.Tensor, float]:
-    update = PolicyUpdate(policy.model, make_config(micro_batch_tokens=budget, max_grad_norm=1e9))
+def gradient_of(
+    policy: Policy, batch: Batch, budget: int, kind: str = "tb"
+) -> tuple[torch.Tensor, float]:
+    config = make_config(micro_batch_tokens=budget, max_grad_norm=1e9)
+    objective = TypeAdapter(ObjectiveConfig).validate_python({"kind": kind})
+    config = config.model_copy(update={"objective": objective})
+    update = PolicyUpdate(policy.model, config)
     update.optimizer.step = lambda: None  # type: ignore[method-assign,assignment]
     result = update.step(batch, 0)
     gradient = torch.cat([p.grad.flatten() for p in policy.model.parameters()])  # type: ignore[union-attr]
@@ -105,6 +116,23 @@ def test_a_sample_drawn_twice_counts_twice(policy: Policy) -> None:
     once, _ = gradient_of(policy, batch, budget=10_000)
     twice, _ = gradient_of(policy, spelled_out, budget=10_000)
     assert (once - twice).norm() / twice.norm() < 1e-5
+
+
+def test_samples_that_the_loss_is_not_of_change_nothing(policy: Policy, monkeypatch) -> None:
+    """Online DPO: the model sees the best and the worst sample of each query alone."""
+    batch = make_batch(samples=4)
+    chosen, loss = gradient_of(policy, batch, budget=30, kind="online_dpo")
+    narrow = batch.narrow(best_and_worst(batch.reward[batch.index]))
+    assert narrow.index.shape == (5, 2)
+    assert len(narrow.tokens) == 10 < len(batch.tokens)
+    rewards = batch.reward[batch.index]
+    np.testing.assert_array_equal(narrow.reward[narrow.index[:, 0]], rewards.max(axis=1))
+    np.testing.assert_array_equal(narrow.reward[narrow.index[:, 1]], rewards.min(axis=1))
+    all_of_them = replace(OBJECTIVES["online_dpo"], choose=None)
+    monkeypatch.setitem(OBJECTIVES, "online_dpo", all_of_them)
+    whole, loss_of_all = gradient_of(policy, batch, budget=10_000, kind="online_dpo")
+    assert loss == pytest.approx(loss_of_all, rel=1e-5)
+    assert (chosen - whole).norm() / whole.norm() < 1e-5
 
 
 def test_gradient_equals_the_closed_form_of_the_naive_computation(policy: Policy) -> None:

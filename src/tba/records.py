@@ -6,7 +6,7 @@ end-of-sequence token.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -179,8 +179,24 @@ class Batch:
         rows = np.concatenate(rows_of)
         new_row = np.full(len(self.tokens), -1, dtype=np.int64)
         new_row[rows] = np.arange(len(rows))
-        return Batch(
+        return replace(
+            self._with_rows(rows),
             prompts=tuple(self.prompts[q] for q in queries),
+            query_of_row=np.repeat(np.arange(len(queries)), [len(r) for r in rows_of]),
+            index=new_row[self.index[list(queries)]],
+            on_policy=self.on_policy[list(queries)],
+        )
+
+    def narrow(self, positions: Int64) -> "Batch":
+        """Return the batch of some samples of each query, by position; [query, chosen]."""
+        index = np.take_along_axis(self.index, positions, axis=1)
+        rows, own = np.unique(index, return_inverse=True)
+        return replace(self._with_rows(rows), index=own.reshape(index.shape))
+
+    def _with_rows(self, rows: Int64) -> "Batch":
+        """Return the batch with these rows alone; `index` is left to be set."""
+        return replace(
+            self,
             tokens=tuple(self.tokens[r] for r in rows),
             log_mu=tuple(self.log_mu[r] for r in rows),
             log_ref=tuple(self.log_ref[r] for r in rows),
@@ -189,10 +205,9 @@ class Batch:
             reference_version=self.reference_version[rows],
             finished=self.finished[rows],
             slots=self.slots[rows],
-            query_of_row=np.repeat(np.arange(len(queries)), [len(r) for r in rows_of]),
-            index=new_row[self.index[list(queries)]],
-            on_policy=self.on_policy[list(queries)],
+            query_of_row=self.query_of_row[rows],
             extras={name: tuple(values[r] for r in rows) for name, values in self.extras.items()},
+            gradient=None,
         )
 
 

@@ -4,7 +4,8 @@
 
 The loss of a batch is a mean over its queries, so a micro-batch of whole queries contributes its
 own mean times its share of the queries, and the summed gradient is the one-batch gradient. A
-sample drawn more than once for a query goes through the model once.
+sample drawn more than once for a query goes through the model once, and one that the loss is not
+of (`Objective.choose`) not at all.
 """
 
 import math
@@ -108,8 +109,12 @@ class BatchLoss:
         if self._inputs.anchor is not None:
             self._inputs.anchor.follow(self._model, number)
         settings, progress = self.settings(number), number / self._config.steps
-        micros = list(micro_batches(batch, self._config.micro_batch_tokens))
         facts = StepFacts.of(batch, progress)
+        reward = batch.reward[batch.index]
+        of_all = reward_metrics(torch.from_numpy(reward).to(self._model.device, non_blocking=True))
+        if self._objective.choose is not None:
+            batch = batch.narrow(self._objective.choose(reward))
+        micros = list(micro_batches(batch, self._config.micro_batch_tokens))
         prepared = self._inputs.prepare(batch, micros, facts, settings)
         sums: dict[str, Tensor] = {}
         for queries in micros:
@@ -119,7 +124,7 @@ class BatchLoss:
             share = len(queries) / len(batch.prompts)
             for name, value in self._backward(micro, own, settings, share).items():
                 sums[name] = sums.get(name, 0.0) + share * value
-        return sums
+        return {**sums, **of_all}
 
     def _backward(
         self, micro: Batch, facts: StepFacts, settings: Mapping[str, float], share: float
@@ -134,9 +139,8 @@ class BatchLoss:
         drift = _drift(
             *(torch.as_tensor(inputs[name]) for name in ("log_pi", "log_mu", "log_ref", "mask"))
         )
-        rewards = reward_metrics(torch.as_tensor(inputs["reward"]))
         own = {name: torch.as_tensor(value) for name, value in output.metrics.items()}
-        return {**own, **rewards, **drift, "loss": output.loss.detach()}
+        return {**own, **drift, "loss": output.loss.detach()}
 
     def _differentiate(self, loss: Tensor) -> None:
         """Add the gradient of a loss; that of a user's own may fail, or have nothing to do here."""

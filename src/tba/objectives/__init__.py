@@ -11,7 +11,7 @@ from tba.objectives.importance import cispo, decoupled_ppo, icepop, m2po, tis
 from tba.objectives.learned_z import dro, flowrl, tb_learned_z
 from tba.objectives.mirror_descent import a_star_po, gvpo, kimi, opmd
 from tba.objectives.policy_gradient import asymre, reinforce, rloo, rloo_proximal, topr
-from tba.objectives.preference import dpo, ipo, online_dpo
+from tba.objectives.preference import best_and_worst, dpo, ipo, online_dpo
 from tba.objectives.proximal import ppo, ppo_targets, vineppo
 from tba.objectives.subtrajectory_balance import subtb
 from tba.objectives.tapered_trajectory_balance import tb_tapered
@@ -59,7 +59,7 @@ OBJECTIVES = {
     "vineppo": Objective(vineppo),
     "vtrace": Objective(vtrace),
     "a3c": Objective(a3c, sends_gradients=True),
-    "online_dpo": Objective(online_dpo),
+    "online_dpo": Objective(online_dpo, choose=best_and_worst),
     "dpo": Objective(dpo),
     "ipo": Objective(ipo),
     "sft": Objective(sft),

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tba.errors import ConfigError
+from tba.records import Float32, Int64
 
 INPUTS: Mapping[str, str] = {
     "log_pi": "log-probabilities under the policy, with gradient; [query, sample, token]",
@@ -68,6 +69,9 @@ class Objective:
     of shape [query, sample, token]."""
     prepared: tuple[str, ...] = ()
     """Names of what `prepare` returns."""
+    choose: Callable[[Float32], Int64] | None = None
+    """Returns, from the raw rewards, shape [query, sample], the positions of those samples that the
+    loss is of, [query, chosen]; the others do not go through the model. None: it is of all."""
     user_source: str = ""
     """Where a function of the user's own comes from; nothing for those of this package."""
     sends_gradients: bool = False

@@ -23,6 +23,7 @@ contributes zero loss and gradient. IPO sums log-probabilities over tokens, as t
 authors' runs, and TRL, divide each sum by its length.
 """
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -31,6 +32,7 @@ from torch.nn.functional import logsigmoid
 from tba.objectives.base import ObjectiveOutput
 from tba.objectives.masked import log_ratio
 from tba.objectives.metrics import reward_metrics
+from tba.records import Float32, Int64
 
 
 def online_dpo(
@@ -43,8 +45,8 @@ def online_dpo(
 ) -> ObjectiveOutput:
     """Return the DPO loss of the best against the worst sample of each query.
 
-    Gradient flows through `log_pi` alone, and there through two samples a query. The first of equal
-    samples is taken.
+    Gradient flows through `log_pi` alone, and there through two samples a query, so the trainer
+    gives it no others (`best_and_worst`). The first of equal samples is taken.
 
     Args:
         log_pi: Log-probabilities of the response tokens under the policy being trained.
@@ -64,6 +66,15 @@ def online_dpo(
     accuracy = (unequal & (margin > 0)).to(k.dtype).mean()
     metrics = reward_metrics(reward, k) | {"pair_accuracy": accuracy}
     return ObjectiveOutput(loss=loss, metrics=metrics)
+
+
+def best_and_worst(reward: Float32) -> Int64:
+    """Return the positions of the best and the worst sample of each query, shape [query, 2].
+
+    Args:
+        reward: Shape [query, sample]. Of equal samples the first is taken.
+    """
+    return np.stack([reward.argmax(axis=1), reward.argmin(axis=1)], axis=1)
 
 
 def dpo(
