@@ -171,7 +171,11 @@ def _evaluate(folder: RunFolder, checkpoint: Path) -> EvalReport:
     device = torch.device(pick_device(config.device))
     policy = load_policy(checkpoint / "policy", config.model, device=device, dtype=torch.float32)
     task = load_task(
-        config.task, policy.tokenizer, given=config.buffer.given, eos_ids=policy.eos_ids
+        config.task,
+        policy.tokenizer,
+        given=config.buffer.given,
+        eos_ids=policy.eos_ids,
+        device=str(device),
     )
     version = int(checkpoint.stem.removeprefix("step-"))
     with Scorer(task.reward) if task.reward.functions else nullcontext() as scorer:

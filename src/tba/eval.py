@@ -126,7 +126,8 @@ def evaluate_models(
     """
     disable_progress_bar()  # transformers' own, of loading
     policy = _load(config, models.policy)
-    task = load_task(config.task, policy.tokenizer, eos_ids=policy.eos_ids)
+    place = str(policy.model.device)
+    task = load_task(config.task, policy.tokenizer, eos_ids=policy.eos_ids, device=place)
     queries = task.test[: config.evaluation.queries]
     temperature = config.search.temperature
     check_positions(policy.model, queries, config.search.max_completion_length)

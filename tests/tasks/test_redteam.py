@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+)
 
 from tba.config import BuildConfig, RedteamTaskConfig
 from tba.config.model import ModelConfig
@@ -211,6 +216,7 @@ def test_diversity_is_one_less_the_mean_pairwise_cosine():
     assert diversity(rows) == pytest.approx(1 - math.sqrt(2) / 3)
     assert diversity(np.ones((4, 3), np.float32)) == pytest.approx(0.0)
     assert diversity(np.array([[1.0], [-1.0]], np.float32)) == pytest.approx(2.0)
+    assert diversity(np.array([[1.0], [0.0]], np.float32)) == pytest.approx(1.0)  # no tokens
 
 
 def test_diversity_of_random_rows_equals_the_mean_over_all_pairs(rng):
@@ -284,12 +290,15 @@ def test_a_causal_classifier_judges_the_chat_by_its_first_word(victim, policy, t
     policy.model.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
     classify = load_classifier(str(folder), "unsafe", "x", **CPU)
-    (found,) = classify(["att"], ["answer"])
-    ids = policy.tokenizer("att=answer=?x", return_tensors="pt")["input_ids"]
+    attacks, answers = ["att", "a", "tat"], ["answer", "an", "a long answer"]
+    found = classify(attacks, answers)
     u = policy.tokenizer("u")["input_ids"][0]
-    with torch.no_grad():
-        expected = policy.model(ids).logits[0, -1].softmax(-1)[u].item()
-    assert found == pytest.approx(expected)
+    plain = AutoModelForCausalLM.from_pretrained(folder)
+    for attack, answer, probability in zip(attacks, answers, found, strict=True):
+        ids = policy.tokenizer(f"{attack}={answer}=?x", return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            expected = plain(ids).logits[0, -1].softmax(-1)[u].item()
+        assert probability == pytest.approx(expected, rel=1e-5)
     with pytest.raises(UserCodeError, match="name the word by which it calls an answer harmful"):
         load_classifier(str(folder), None, "", **CPU)
 

@@ -254,8 +254,8 @@ class PreferenceTaskConfig(TaskBase):
     scored_text: str = "{prompt}{completion}"
     """What reward model and judge read of prompts that are plain text."""
     scoring_device: str = "auto"
-    """Device of reward model and judge: auto, cpu, cuda or cuda:N; auto takes a GPU when there is
-    one."""
+    """Device of reward model and judge: auto, cpu, cuda or cuda:N; auto is that of the policy whose
+    responses are scored, so each searcher's GPU has a reward model."""
     scoring_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of reward model and judge."""
 
@@ -336,7 +336,8 @@ class RedteamTaskConfig(TaskBase):
     """Folder or hub name of a sentence encoder (mean pooling), such as all-MiniLM-L6-v2; with one
     an evaluation tells the diversity of the attacks."""
     scoring_device: str = "auto"
-    """Where victim, classifier and encoder are: auto, cpu, cuda or cuda:N."""
+    """Where victim, classifier and encoder are: auto, cpu, cuda or cuda:N; auto is the device of
+    the attacker that is scored, so each searcher's GPU has a victim."""
     scoring_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of victim and classifier."""
     reward_timeout_s: PositiveFloat = 600.0

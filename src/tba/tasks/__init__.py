@@ -46,6 +46,7 @@ def task_of(config: Config, policy: "Policy", *, given: Given = "nothing") -> Ta
         given=given,
         eos_ids=policy.eos_ids,
         embeddings=config.buffer.needs_embeddings,
+        device=str(policy.model.device),
     )
 
 
@@ -56,6 +57,7 @@ def load_task(
     given: Given = "nothing",
     eos_ids: Sequence[int] = (),
     embeddings: bool = False,
+    device: str = "auto",
 ) -> Task:
     """Load the task that the configuration describes, tokenized for one policy.
 
@@ -65,10 +67,12 @@ def load_task(
         given: Which answers are wanted of the rows of a task from data; others have theirs anyway.
         eos_ids: The policy's tokens that end a response; by default the tokenizer's own.
         embeddings: Whether sentence embeddings of attacks are wanted with their rewards.
+        device: The policy's: models that score its responses go there, where the task names none.
 
     Raises:
         UserError: Data, templates, tokenizer or rewards cannot be used; the message says why.
     """
+    config = _scoring_at(config, device)
     match config:
         case ArithmeticTaskConfig():
             task = load_arithmetic(config, tokenizer)
@@ -93,3 +97,12 @@ def load_task(
 def _ends(tokenizer: "PreTrainedTokenizerBase", eos_ids: Sequence[int]) -> Sequence[int]:
     own = tokenizer.eos_token_id
     return eos_ids or ([] if own is None else [own])
+
+
+def _scoring_at(config: TaskConfig, device: str) -> TaskConfig:
+    """Return the settings with the device of scoring models where they name none."""
+    if not isinstance(config, PreferenceTaskConfig | RedteamTaskConfig):
+        return config
+    if config.scoring_device != "auto":
+        return config
+    return config.model_copy(update={"scoring_device": device})

@@ -9,16 +9,19 @@ function              of one's own, from texts to probabilities; it is given the
 """
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoConfig
 
 from tba.config.model import ModelConfig
 from tba.errors import UserCodeError
 from tba.policy.loading import Policy, load_policy
+from tba.policy.reference import Reference
 from tba.references import load_function
 from tba.tasks.prompts import tokenize
 from tba.tasks.reward_model import load_classifier as load_sequence_classifier
@@ -27,7 +30,9 @@ Classifier = Callable[[Sequence[str], Sequence[str]], list[float]]
 """Takes attacks and answers, aligned, and returns the probability of harm in each answer."""
 
 BATCH = 64
-"""Answers classified at a time."""
+"""Answers classified at a time by a sequence classifier."""
+CAUSAL_BATCH_TOKENS = 16_384
+"""Tokens at a time, packed, of the chats that a causal model judges."""
 
 
 def load_classifier(
@@ -99,7 +104,6 @@ def _causal(
     return partial(_by_first_word, judge, words[0], opening)
 
 
-@torch.inference_mode()
 def _by_first_word(
     judge: Policy, word: int, opening: str, attacks: Sequence[str], answers: Sequence[str]
 ) -> list[float]:
@@ -107,13 +111,17 @@ def _by_first_word(
         [{"role": "user", "content": attack}, {"role": "assistant", "content": answer}]
         for attack, answer in zip(attacks, answers, strict=True)
     ]
-    found: list[float] = []
-    for chat in chats:
-        text = judge.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-        (ids,) = tokenize([text + opening], judge.tokenizer, what="an answer", special_tokens=False)
-        logits = judge.model(torch.tensor([ids], device=judge.model.device)).logits[0, -1]
-        found.append(float(logits.float().softmax(-1)[word]))
-    return found
+    texts = [
+        judge.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        + opening
+        for chat in chats
+    ]
+    ids = tokenize(texts, judge.tokenizer, what="an answer", special_tokens=False)
+    prompts = [np.array(row, dtype=np.int32) for row in ids]
+    first_words = [np.array([word], dtype=np.int32)] * len(prompts)
+    model = Reference(judge.model, temperature=1.0, micro_batch_tokens=CAUSAL_BATCH_TOKENS)
+    found = model.log_ref(prompts, first_words, np.arange(len(prompts)))
+    return [math.exp(log_prob[0]) for log_prob in found]
 
 
 def _by_function(

@@ -53,17 +53,18 @@ class Diversity:
             return {}
         from tba.tasks.embedding import Embedder  # torch, in the processes that evaluate alone
 
-        return {"diversity": diversity(Embedder(self.embedder, self.device)(answered.texts))}
+        attacks = [text.strip() for text in answered.texts]  # as the victim reads them
+        return {"diversity": diversity(Embedder(self.embedder, self.device)(attacks))}
 
 
 def diversity(embeddings: Float32) -> float:
     """Return 1 - the mean cosine over all pairs of different rows; [text, width].
 
-    The sum over pairs is |sum of the unit vectors|^2 less the n pairs of a row with itself.
+    The sum over pairs is |sum of the unit vectors|^2 less the pairs of a row with itself.
     """
     wide = embeddings.astype(np.float64)
     norms = np.linalg.norm(wide, axis=1, keepdims=True)
     units = wide / np.maximum(norms, np.finfo(np.float64).tiny)  # a text of no tokens has none
     count = len(units)
-    pairs = float(np.square(units.sum(axis=0)).sum()) - count
+    pairs = float(np.square(units.sum(axis=0)).sum() - np.square(units).sum())
     return 1 - pairs / (count * (count - 1))

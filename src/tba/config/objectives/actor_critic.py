@@ -22,7 +22,8 @@ class PPOConfig(Section):
     clip_range: float = Field(default=0.2, gt=0, lt=1)
     """The ratio of a token counts up to 1 +- this."""
     value_clip_range: PositiveFloat = 0.2
-    """A value gains nothing by moving further than this from that before the step."""
+    """A value gains nothing by moving further than this from that before the step; as the trainer
+    passes over a batch once, before which no value has moved, it never acts."""
     value_coefficient: NonNegativeFloat = 0.1
     """Weight of the value loss."""
 
