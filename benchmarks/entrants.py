@@ -1,13 +1,15 @@
 """Methods side by side on one task: each trains as long as the others from the same policy.
 
 A finished entrant is kept in `out`/NAME-SEED.json and not trained again, so a second call goes on
-where the first one ended. Training time starts when every searcher has loaded its models and ends
-after the step on which it is up; evaluation is the package's own, afterwards, of the last weights
-and of earlier checkpoints where the budget wants them.
+where the first one ended. A method can be given its own best learning rate (`tuned`). Training time
+starts when every searcher has loaded its models and ends after the step on which it is up;
+evaluation is the package's own, afterwards, of the last weights and of earlier checkpoints where
+the budget wants them.
 """
 
 import argparse
 import dataclasses
+import functools
 import json
 import math
 import shutil
@@ -34,8 +36,16 @@ from tba.runtimes.resources import available_cores
 ENDLESS = 10**6
 """Steps of a run that its clock ends."""
 
+RATES = ("1e-6", "3e-6", "1e-5", "3e-5", "1e-4", "3e-4", "1e-3")
+"""Learning rates that are tried."""
+FIRST_RATE = RATES.index("1e-5")
+TUNING_SEED = 1_000
+"""Of the runs that choose a rate; no comparison has it."""
+
 Look = Callable[[Path], dict[str, Any]]
 """Reads figures from a run's folder."""
+Figure = Callable[[dict[str, Any]], float]
+"""Takes one figure from a result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +138,7 @@ def results(
     *,
     common: Sequence[str],
     budget: Budget,
-    seeds: int,
+    seeds: Sequence[int],
     samples: int,
     look: Look | None = None,
 ) -> list[dict[str, Any]]:
@@ -140,12 +150,12 @@ def results(
         out: Folder of the results.
         common: Settings that all have in common, on top of `base`.
         budget: When each ends.
-        seeds: Seeds 0 to this, seed by seed, so that what there is can be compared at any time.
+        seeds: One after the other, so that what there is can be compared at any time.
         samples: Responses sampled for each held-out query.
         look: Adds to each result what else its run folder tells, before that is deleted.
     """
     found = []
-    for seed in range(seeds):
+    for seed in seeds:
         for entrant in entrants:
             path = out / f"{entrant.name}-{seed}.json"
             if not path.is_file():
@@ -159,6 +169,61 @@ def results(
     return found
 
 
+def tuned(
+    base: Sequence[str | Config],
+    entrants: Sequence[Entrant],
+    out: Path,
+    *,
+    score: Figure,
+    common: Sequence[str],
+    budget: Budget,
+    samples: int,
+) -> list[Entrant]:
+    """Return each entrant at its own best learning rate, with `TUNING_SEED`.
+
+    Args:
+        base: As in `results`.
+        entrants: The methods.
+        out: Folder of the results that tell, made here.
+        score: What is best where it is highest; of the held-out queries, as the comparison's own.
+        common: As in `results`.
+        budget: When a run ends that tells.
+        samples: As in `results`.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    best = []
+    for entrant in entrants:
+        at = [(*entrant.overrides, f"--trainer.learning_rate={rate}") for rate in RATES]
+
+        def scored(rate: int, entrant: Entrant = entrant, at: Sequence[Any] = at) -> float:
+            (found,) = results(
+                base,
+                [Entrant(f"{entrant.name}-at-{RATES[rate]}", at[rate])],
+                out,
+                common=common,
+                budget=budget,
+                seeds=[TUNING_SEED],
+                samples=samples,
+            )
+            return score(found)
+
+        best.append(Entrant(entrant.name, at[climb(scored, FIRST_RATE, len(RATES))]))
+    return best
+
+
+def climb(score: Callable[[int], float], first: int, count: int) -> int:
+    """Return a place, of 0 to count - 1, whose neighbours score no better.
+
+    It goes from place to place, upwards first, and looks at none twice.
+    """
+    known = functools.cache(score)
+    best = first
+    for step in (1, -1):
+        while 0 <= best + step < count and known(best + step) > known(best):
+            best += step
+    return best
+
+
 def _result(
     entrant: Entrant, config: Config, path: Path, clock: Clock, samples: int, look: Look | None
 ) -> dict[str, Any]:
@@ -169,6 +234,7 @@ def _result(
     result = {
         "method": entrant.name,
         "seed": config.seed,
+        "learning_rate": config.trainer.learning_rate,
         "seconds": clock.trained_s,
         "steps": clock.steps,
         "staleness": statistics.fmean(clock.staleness),
@@ -219,7 +285,7 @@ def _first(pass_at: dict[Any, float]) -> float:
     return next(iter(pass_at.values()), math.nan)
 
 
-def spread(results: Sequence[dict[str, Any]], figure: Callable[[dict[str, Any]], float]) -> str:
+def spread(results: Sequence[dict[str, Any]], figure: Figure) -> str:
     """Return mean and standard error of a figure over seeds."""
     values = [figure(result) for result in results]
     mean = statistics.fmean(values)

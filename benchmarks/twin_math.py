@@ -4,13 +4,17 @@
     python -m benchmarks.twin_math --model models/smollm2 --data data/svamp --out build/twin_math
 
 One supervised fine-tuning (`tba sft`, made once) is the policy with which every method begins, and
-its reference. Then each trains for `--seconds`, seed by seed, with the same batch, K and rate:
+its reference. Then each trains for `--seconds`, seed by seed, on batches of 8 queries with 8
+responses, of which a search batch has as many:
 
     tba           trajectory balance, free, replay: the recipe `svamp-smollm2`
-    dr-grpo, ppo  free: queues of the newest version alone (m = 1)
-    rloo          free as above, the proximal variant for data that is a step or two old
-    online-dpo    free as above: "asynchronous, one step stale, queues of size one"
-    vineppo       lockstep: its value estimates are those of the policy that is trained
+    dr-grpo, ppo  free, from a queue: the newest unused responses, each once
+    rloo          as these, the proximal variant for data that is a step or two old
+    online-dpo    as these; the model sees the best and the worst of the 8
+    vineppo       lockstep, both cores in each phase: its value estimates are those of the policy
+                  that is trained; the steps of an answer are its equation and its result
+
+Each method has the learning rate that is its own best after half the time, with a seed of its own.
 """
 
 import json
@@ -20,21 +24,38 @@ from typing import Any
 
 import tba
 from benchmarks.arguments import keep_to
-from benchmarks.entrants import Budget, Entrant, by_method, parser, results, spread, start
+from benchmarks.entrants import Budget, Entrant, by_method, parser, results, spread, start, tuned
 from tba.api import let_idle_threads_sleep
+from tba.runtimes.resources import available_cores
 
 RECIPE = "svamp-smollm2"
-NEWEST = ("--buffer.on_policy_prob=1.0", "--buffer.recent_versions=1")
+COMMON = (
+    "--search.queries_per_batch=8",
+    "--search.samples_per_query=8",
+    "--buffer.initial_samples=128",
+)
+QUEUE = (
+    "--buffer.on_policy_prob=1.0",
+    "--buffer.recent_versions=1",
+    "--buffer.max_reuse=1",
+)
+IN_TURN = (
+    "--sync.mode=lockstep",
+    f"--runtime.trainer_threads={available_cores()}",
+    f"--runtime.searcher_threads={available_cores()}",
+)
 METHODS = (
     Entrant("tba", ()),
-    Entrant("dr-grpo", ('--objective={kind = "dr_grpo"}', *NEWEST)),
-    Entrant("rloo", ('--objective={kind = "rloo_proximal"}', *NEWEST)),
-    Entrant("ppo", ('--objective={kind = "ppo"}', *NEWEST)),
-    Entrant("online-dpo", ('--objective={kind = "online_dpo"}', *NEWEST)),
-    Entrant("vineppo", ('--objective={kind = "vineppo"}', "--sync.mode=lockstep", *NEWEST)),
+    Entrant("dr-grpo", ('--objective={kind = "dr_grpo"}', *QUEUE)),
+    Entrant("rloo", ('--objective={kind = "rloo_proximal"}', *QUEUE)),
+    Entrant("ppo", ('--objective={kind = "ppo"}', *QUEUE)),
+    Entrant("online-dpo", ('--objective={kind = "online_dpo"}', *QUEUE)),
+    Entrant("vineppo", ('--objective={kind = "vineppo", step_separator = "="}', *QUEUE, *IN_TURN)),
 )
 SAMPLES = 8
 """Responses sampled for each held-out query."""
+TUNING_SAMPLES = 4
+"""The same where rates are compared."""
 SFT = (
     "--trainer.steps=120",
     "--trainer.learning_rate=2e-5",
@@ -54,17 +75,26 @@ def main() -> None:
     out: Path = arguments.out
     files = [f"--task.{part}_file={arguments.data / part}.jsonl" for part in ("train", "test")]
     policy = fine_tuned(arguments.model, files, out)
-    common = [*files, f"--model.model_name_or_path={policy}"]
+    common = [*COMMON, *files, f"--model.model_name_or_path={policy}"]
     begin = out / "start.json"
     if not begin.is_file():
         begin.write_text(json.dumps(start([RECIPE], common, SAMPLES)))
-    found = results(
+    entrants = tuned(
         [RECIPE],
         [method for method in METHODS if method.name in arguments.methods],
+        out / "rates",
+        score=sampled_pass_at_1,
+        common=common,
+        budget=Budget(seconds=arguments.seconds / 2),
+        samples=TUNING_SAMPLES,
+    )
+    found = results(
+        [RECIPE],
+        entrants,
         out,
         common=common,
         budget=Budget(seconds=arguments.seconds),
-        seeds=arguments.seeds,
+        seeds=range(arguments.seeds),
         samples=SAMPLES,
     )
     print(table(json.loads(begin.read_text()), found))
@@ -80,23 +110,29 @@ def fine_tuned(model: Path, files: Sequence[str], out: Path) -> Path:
     return max((run / "checkpoints").glob("step-*")) / "policy"
 
 
+def sampled_pass_at_1(result: dict[str, Any]) -> float:
+    """Return the share of sampled responses that are right."""
+    return next(iter(result["report"]["pass_at"].values()))
+
+
 def table(begin: dict[str, Any], found: Sequence[dict[str, Any]]) -> str:
     """Return the results as Markdown."""
     rows = [
-        "| method | seeds | steps | staleness | sampled pass@1 | greedy pass@1 | KL, nats |",
-        "|---|---|---|---|---|---|---|",
-        f"| (start) | | | | {begin['pass_at'].get('1', begin['pass_at'].get(1)):.3f} "
+        "| method | rate | seeds | steps | staleness | sampled pass@1 | greedy pass@1 | KL, nats |",
+        "|---|---|---|---|---|---|---|---|",
+        f"| (start) | | | | | {begin['pass_at'].get('1', begin['pass_at'].get(1)):.3f} "
         f"| {begin['greedy_pass_at_1']:.3f} | 0 |",
     ]
     for name, own in by_method(found):
         cells = [
             spread(own, lambda result: result["steps"]),
             spread(own, lambda result: result["staleness"]),
-            spread(own, lambda result: next(iter(result["report"]["pass_at"].values()))),
+            spread(own, sampled_pass_at_1),
             spread(own, lambda result: result["report"]["greedy_pass_at_1"]),
             spread(own, lambda result: result["report"]["kl"]),
         ]
-        rows.append(f"| {name} | {len(own)} | {' | '.join(cells)} |")
+        rate = f"{own[0]['learning_rate']:g}"
+        rows.append(f"| {name} | {rate} | {len(own)} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 

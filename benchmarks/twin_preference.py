@@ -9,8 +9,9 @@ orders completions of the initial policy; a proxy reward model learns the order;
 trained with the proxy and measured by the judge, with equal numbers of steps, of samples searched
 and of samples a step, and with staleness from the barriers of `--sync.mode barrier`:
 
-    tba         trajectory balance with replay as in the paper's TL;DR run: m = .5, softmax(reward)
-    online-dpo, rloo (proximal), ppo    samples of the newest round alone (m = 1)
+    tba         trajectory balance with replay as in the paper's TL;DR run: m = .5, softmax(reward);
+                prompts are not asked twice, so what is replayed are older queries, all 4 of 4
+    online-dpo, rloo (proximal), ppo    each sample once, in the newest round
 
 Everything runs in one process on the cores that it is given, so that calls with different
 `--methods` or `--staleness` can share `--out` side by side:
@@ -18,16 +19,17 @@ Everything runs in one process on the cores that it is given, so that calls with
     taskset -c 0 python -m benchmarks.twin_preference ... --methods tba,rloo &
     taskset -c 1 python -m benchmarks.twin_preference ... --methods online-dpo,ppo
 
-Staleness s comes of barriers every k = (2 s + 1) / 3 steps: 1, 2.5 and 14.5 on average by default,
-on the m branch; replay is older, and the table tells what was measured. `--out` gets table.md,
-pareto-STALENESS.png (mean over seeds) and pareto.json.
+Each method has the learning rate that is its own best at `TUNING_STALENESS`, with a seed of its
+own. Staleness s comes of barriers every k = (2 s + 1) / 3 steps: 1, 2.5 and 14.5 on average by
+default, on the m branch; replay is older, and the table tells what was measured. `--out` gets
+table.md, pareto-STALENESS.png (mean over seeds) and pareto.json.
 """
 
 import argparse
 import dataclasses
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,17 @@ from pydantic import TypeAdapter
 
 from benchmarks import gold_judge, preference_data
 from benchmarks.arguments import keep_to
-from benchmarks.entrants import Budget, Entrant, by_method, parser, results, spread, start
+from benchmarks.entrants import (
+    Budget,
+    Entrant,
+    Figure,
+    by_method,
+    parser,
+    results,
+    spread,
+    start,
+    tuned,
+)
 from tba import pareto
 from tba.api import let_idle_threads_sleep
 from tba.config.load import load_config
@@ -64,23 +76,27 @@ COMMON = (
     "--trainer.queries_per_batch=4",
     "--trainer.samples_per_query=4",
     '--trainer.learning_rate_schedule={kind = "linear"}',
-    "--trainer.learning_rate=1e-5",
     "--trainer.precision=bfloat16",
     "--trainer.micro_batch_tokens=2048",
     "--runtime.kind=inline",
     "--sync.mode=barrier",
     "--evaluation.queries=64",
 )
-NEWEST = ("--buffer.on_policy_prob=1.0", "--buffer.recent_versions=1")
+ONCE = (
+    "--buffer.on_policy_prob=1.0",
+    "--buffer.recent_versions=1",
+    "--buffer.max_reuse=1",
+)
 REPLAY = ("--buffer.on_policy_prob=0.5", "--buffer.off_policy_sampling=softmax_reward")
 PAPER_BETA = '{kind = "linear_then_cut", start = 1.0, end = 0.05, end_at = 0.5, cut_at = 0.125}'
 METHODS = (
     Entrant("tba", (f'--objective={{kind = "tb", beta = {PAPER_BETA}}}', *REPLAY)),
-    Entrant("online-dpo", ('--objective={kind = "online_dpo"}', *NEWEST)),
-    Entrant("rloo", ('--objective={kind = "rloo_proximal"}', *NEWEST)),
-    Entrant("ppo", ('--objective={kind = "ppo"}', *NEWEST)),
+    Entrant("online-dpo", ('--objective={kind = "online_dpo"}', *ONCE)),
+    Entrant("rloo", ('--objective={kind = "rloo_proximal"}', *ONCE)),
+    Entrant("ppo", ('--objective={kind = "ppo"}', *ONCE)),
 )
-FIGURES: dict[str, Callable[[dict[str, Any]], float]] = {
+TUNING_STALENESS = 2
+FIGURES: dict[str, Figure] = {
     "staleness": lambda result: result["staleness"],
     "gold win rate": lambda result: result["report"]["measured"]["win_rate_reference"],
     "gold reward": lambda result: result["report"]["measured"]["gold_reward"],
@@ -132,14 +148,33 @@ def compare(arguments: argparse.Namespace) -> None:
         if not begin.is_file():
             begin.write_text(json.dumps(start([], proxied, SAMPLES)))
     budget = Budget(steps=arguments.steps, checkpoints=CHECKPOINTS)
-    wanted = entrants(arguments.methods, arguments.staleness)
-    results([], wanted, out, common=proxied, budget=budget, seeds=arguments.seeds, samples=SAMPLES)
+    wanted = entrants(at_best_rates(arguments, proxied), arguments.staleness)
+    seeds = range(arguments.seeds)
+    results([], wanted, out, common=proxied, budget=budget, seeds=seeds, samples=SAMPLES)
     found = finished(out)
     initial = json.loads(begin.read_text())
     page = f"{proxy_line(proxy)}\n\n{table(initial, found)}"
     (out / "table.md").write_text(page + "\n")
     print(page)
     picture(initial, found, out)
+
+
+def at_best_rates(arguments: argparse.Namespace, common: Sequence[str]) -> list[Entrant]:
+    """Return the wanted methods, each at the rate that is best at `TUNING_STALENESS`."""
+    wanted = methods(arguments.methods)
+    best = tuned(
+        [],
+        entrants(wanted, [TUNING_STALENESS]),
+        arguments.out / "rates",
+        score=FIGURES["gold reward"],
+        common=common,
+        budget=Budget(steps=arguments.steps),
+        samples=SAMPLES,
+    )
+    return [
+        Entrant(method.name, (*method.overrides, own.overrides[-1]))
+        for method, own in zip(wanted, best, strict=True)
+    ]
 
 
 def finished(out: Path) -> list[dict[str, Any]]:
@@ -160,9 +195,13 @@ def task_files(files: preference_data.Files) -> list[str]:
     return [f"--task.train_file={files.train}", f"--task.test_file={files.test}"]
 
 
-def entrants(methods: Sequence[str], staleness: Sequence[int]) -> list[Entrant]:
-    """Return each wanted method at each staleness, which is a part of its name."""
-    wanted = [method for method in METHODS if method.name in methods]
+def methods(names: Sequence[str]) -> list[Entrant]:
+    """Return the methods of these names, in the order of all."""
+    return [method for method in METHODS if method.name in names]
+
+
+def entrants(wanted: Sequence[Entrant], staleness: Sequence[int]) -> list[Entrant]:
+    """Return each method at each staleness, which is a part of its name."""
     return [
         Entrant(f"{m.name}-{s}", (*m.overrides, f"--sync.sync_every={sync_every(s)}"))
         for s in staleness
@@ -188,14 +227,16 @@ def proxy_line(proxy: dict[str, Any]) -> str:
 def table(begin: dict[str, Any], found: Sequence[dict[str, Any]]) -> str:
     """Return the results as Markdown, mean and standard error over seeds."""
     first = {"staleness": 0.0, "report": begin}
+    at_first = " | ".join(f"{figure(first):.3f}" for figure in FIGURES.values())
     rows = [
-        f"| method-staleness | seeds | steps | {' | '.join(FIGURES)} |",
-        "|---" * (3 + len(FIGURES)) + "|",
-        f"| (start) | | 0 | {' | '.join(f'{figure(first):.3f}' for figure in FIGURES.values())} |",
+        f"| method-staleness | rate | seeds | steps | {' | '.join(FIGURES)} |",
+        "|---" * (4 + len(FIGURES)) + "|",
+        f"| (start) | | | 0 | {at_first} |",
     ]
     for name, own in by_method(found):
         cells = (spread(own, figure) for figure in FIGURES.values())
-        rows.append(f"| {name} | {len(own)} | {own[0]['steps']} | {' | '.join(cells)} |")
+        rate, steps = f"{own[0]['learning_rate']:g}", own[0]["steps"]
+        rows.append(f"| {name} | {rate} | {len(own)} | {steps} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 

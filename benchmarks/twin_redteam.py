@@ -146,7 +146,7 @@ def _results(comparison: Comparison, arguments: argparse.Namespace) -> list[dict
             f"--task.embedder={arguments.embedder}",
         ],
         budget=comparison.budget,
-        seeds=arguments.seeds,
+        seeds=range(arguments.seeds),
         samples=1,
         look=partial(look, embedder=str(arguments.embedder)),
     )

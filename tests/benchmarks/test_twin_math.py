@@ -2,8 +2,21 @@
 
 import json
 
-from benchmarks.entrants import Budget, Entrant, by_method, results, spread, start
-from benchmarks.twin_math import METHODS, RECIPE, table
+import pytest
+from benchmarks.entrants import (
+    FIRST_RATE,
+    RATES,
+    TUNING_SEED,
+    Budget,
+    Entrant,
+    by_method,
+    climb,
+    results,
+    spread,
+    start,
+    tuned,
+)
+from benchmarks.twin_math import COMMON, METHODS, RECIPE, table
 
 from tba.config import BuildConfig
 from tba.config.load import load_config
@@ -13,8 +26,33 @@ from tiny_runs import CHARACTERS, tiny_config
 
 def test_every_method_is_a_variant_of_the_recipe_that_can_run():
     files = ["--task.train_file=a", "--task.test_file=b", "--model.model_name_or_path=m"]
-    kinds = [load_config([RECIPE], [*files, *m.overrides]).objective.kind for m in METHODS]
+    configs = [load_config([RECIPE], [*COMMON, *files, *m.overrides]) for m in METHODS]
+    kinds = [config.objective.kind for config in configs]
     assert kinds == ["tb", "dr_grpo", "rloo_proximal", "ppo", "online_dpo", "vineppo"]
+    assert configs[-1].objective.step_separator in " 8 - 3 = 5"  # a demonstration of two steps
+    for config in configs:  # so a queue's batch is a search batch
+        assert config.search.queries_per_batch == config.trainer.queries_per_batch
+        assert config.search.samples_per_query == config.trainer.samples_per_query
+
+
+@pytest.mark.parametrize(
+    ("scores", "best", "looked_at"),
+    [
+        ([0, 1, 2, 3, 2], 3, [2, 3, 4]),  # upwards: what is below the first is worse than it
+        ([0, 3, 2, 1, 4], 1, [0, 1, 2, 3]),  # downwards; beyond a worse one nobody looks
+        ([1, 1, 1, 1, 1], 2, [1, 2, 3]),
+        ([5, 4, 3, 2, 1], 0, [0, 1, 2, 3]),
+    ],
+)
+def test_a_rate_is_found_by_climbing(scores, best, looked_at):
+    seen = []
+
+    def score(place):
+        seen.append(place)
+        return scores[place]
+
+    assert climb(score, 2, len(scores)) == best
+    assert sorted(seen) == looked_at
 
 
 def test_entrants_train_for_their_time_and_once(tmp_path):
@@ -33,7 +71,7 @@ def test_entrants_train_for_their_time_and_once(tmp_path):
 
     def found():
         return results(
-            [config], entrants, out, common=common, budget=Budget(seconds=2.0), seeds=1, samples=2
+            [config], entrants, out, common=common, budget=Budget(seconds=2.0), seeds=[0], samples=2
         )
 
     first = found()
@@ -47,8 +85,34 @@ def test_entrants_train_for_their_time_and_once(tmp_path):
     begin = start([config], common, 2)
     assert abs(begin["kl"]) < 1e-3
     page = table(json.loads(json.dumps(begin)), again)
-    assert "| tba | 1 |" in page
+    assert "| tba | 0.003 | 1 |" in page
     assert page.count("\n") == 4
+
+
+def test_each_method_is_tuned_apart_from_the_comparison(tmp_path, monkeypatch):
+    asked = []
+
+    def results_of(base, entrants, out, **options):
+        (entrant,) = entrants
+        asked.append((entrant.name, tuple(options["seeds"]), out))
+        rate = float(entrant.overrides[-1].partition("=")[2])
+        return [{"score": -abs(rate - 3e-5)}]
+
+    monkeypatch.setattr("benchmarks.entrants.results", results_of)
+    (found,) = tuned(
+        [],
+        [Entrant("ppo", ("--x=1",))],
+        tmp_path / "rates",
+        score=lambda result: result["score"],
+        common=(),
+        budget=Budget(steps=1),
+        samples=1,
+    )
+    assert found == Entrant("ppo", ("--x=1", "--trainer.learning_rate=3e-5"))
+    assert RATES[FIRST_RATE] == "1e-5"
+    assert {name for name, *_ in asked} == {"ppo-at-1e-5", "ppo-at-3e-5", "ppo-at-1e-4"}
+    assert len(asked) == 3
+    assert {(seeds, out) for _, seeds, out in asked} == {((TUNING_SEED,), tmp_path / "rates")}
 
 
 def test_spread_is_mean_and_standard_error():

@@ -10,6 +10,7 @@ from benchmarks.twin_preference import (
     curves,
     entrants,
     finished,
+    methods,
     picture,
     sync_every,
     table,
@@ -51,11 +52,12 @@ def report(kl: float, win_rate: float) -> dict:
 def result(method: str, seed: int, kl: float, win_rate: float, steps: int = 20) -> dict:
     last = report(kl, win_rate)
     found = {"method": method, "seed": seed, "steps": steps, "staleness": 2.5}
+    found["learning_rate"] = 3e-5
     return found | {"report": last, "reports": [[steps // 2, report(kl / 2, 0.5)], [steps, last]]}
 
 
 def test_every_method_can_run_at_every_staleness():
-    found = entrants(["ppo", "tba", "rloo", "online-dpo"], [1, 15])
+    found = entrants(methods(["ppo", "tba", "rloo", "online-dpo"]), [1, 15])
     assert [entrant.name for entrant in found] == [
         *("tba-1", "online-dpo-1", "rloo-1", "ppo-1"),
         *("tba-15", "online-dpo-15", "rloo-15", "ppo-15"),
@@ -144,7 +146,7 @@ def test_results_are_read_back_in_order_and_tabled(tmp_path):
     assert [(each["method"], each["seed"]) for each in found] == order
     page = table(report(0.0, 0.5), found)
     # win rate: mean .7, error |.8 - .6| / 2 = .1; KL: mean 2, error |3 - 1| / 2 = 1
-    assert "| tba-1 | 2 | 20 | 2.500 +- 0.000 | 0.700 +- 0.100 |" in page
+    assert "| tba-1 | 3e-05 | 2 | 20 | 2.500 +- 0.000 | 0.700 +- 0.100 |" in page
     assert "| 2.000 +- 1.000 |" in page
     assert page.count("\n") == 5 - 1 + 1
 

@@ -38,8 +38,28 @@ def configs(comparison):
     }
 
 
-def test_contestants_differ_in_objective_mode_and_searchers_alone():
+def differences(one, other):
+    """Return the names of settings, section.key, in which two configurations differ."""
+    trees = [config.model_dump(mode="json") for config in (one, other)]
+    found = set()
+    for section in set().union(*trees):
+        parts = [tree.get(section) for tree in trees]
+        if not all(isinstance(part, dict) for part in parts):
+            found |= {section} if parts[0] != parts[1] else set()
+            continue
+        keys = set().union(*parts)
+        found |= {f"{section}.{k}" for k in keys if parts[0].get(k) != parts[1].get(k)}
+    return found
+
+
+def test_contestants_differ_in_searchers_alone_and_the_gflownet_in_what_makes_it_one():
     same_time, same_steps = map(configs, comparisons(60.0, 7))
+    for found in (same_time, same_steps):
+        assert differences(found["tba-1"], found["tba-4"]) == {"search.searchers"}
+    assert differences(same_time["gflownet"], same_time["tba-1"]) == {
+        *("objective.kind", "trainer.head_learning_rate"),
+        *("sync.mode", "sync.sync_every", "runtime.trainer_threads", "runtime.searcher_threads"),
+    }
     assert [c.search.searchers for c in same_time.values()] == [1, 1, 2, 4]
     assert [c.sync.mode for c in same_time.values()] == ["lockstep", "free", "free", "free"]
     assert [c.objective.kind for c in same_time.values()] == ["tb_learned_z", "tb", "tb", "tb"]
@@ -122,7 +142,7 @@ def test_table_has_a_row_for_each_contestant():
     assert rows[1].count("|") == rows[0].count("|")
 
 
-def test_gloom_grows_with_gloomy_words_and_is_even_at_its_threshold():
+def test_gloom_grows_with_gloomy_words_and_is_above_a_half_for_them_alone():
     pytest.importorskip("vaderSentiment")
     nothing, cheerful, sad, dreadful = gloom(
         [
