@@ -185,8 +185,8 @@ def tuned(
         base: As in `results`.
         entrants: The methods.
         out: Folder of the results that tell, made here.
-        score: What is best where it is highest; of the held-out queries, as the comparison's own.
-        common: As in `results`.
+        score: What is best where it is highest.
+        common: As in `results`, but with other queries to evaluate than the comparison has.
         budget: When a run ends that tells.
         samples: As in `results`.
     """

@@ -14,7 +14,8 @@ responses, of which a search batch has as many:
     vineppo       lockstep, both cores in each phase: its value estimates are those of the policy
                   that is trained; the steps of an answer are its equation and its result
 
-Each method has the learning rate that is its own best after half the time, with a seed of its own.
+Each method has the learning rate that is its own best after half the time, on the first training
+problems and with a seed of its own.
 """
 
 import json
@@ -84,7 +85,7 @@ def main() -> None:
         [method for method in METHODS if method.name in arguments.methods],
         out / "rates",
         score=sampled_pass_at_1,
-        common=common,
+        common=[*common, f"--task.test_file={arguments.data / 'train.jsonl'}"],
         budget=Budget(seconds=arguments.seconds / 2),
         samples=TUNING_SAMPLES,
     )

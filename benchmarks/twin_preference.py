@@ -19,10 +19,10 @@ Everything runs in one process on the cores that it is given, so that calls with
     taskset -c 0 python -m benchmarks.twin_preference ... --methods tba,rloo &
     taskset -c 1 python -m benchmarks.twin_preference ... --methods online-dpo,ppo
 
-Each method has the learning rate that is its own best at `TUNING_STALENESS`, with a seed of its
-own. Staleness s comes of barriers every k = (2 s + 1) / 3 steps: 1, 2.5 and 14.5 on average by
-default, on the m branch; replay is older, and the table tells what was measured. `--out` gets
-table.md, pareto-STALENESS.png (mean over seeds) and pareto.json.
+Each method has the learning rate that is its own best at `TUNING_STALENESS`, on 64 of the training
+prompts and with a seed of its own. Staleness s comes of barriers every k = (2 s + 1) / 3 steps: 1,
+2.5 and 14.5 on average by default, on the m branch; replay is older, and the table tells what was
+measured. `--out` gets table.md, pareto-STALENESS.png (mean over seeds) and pareto.json.
 """
 
 import argparse
@@ -148,7 +148,8 @@ def compare(arguments: argparse.Namespace) -> None:
         if not begin.is_file():
             begin.write_text(json.dumps(start([], proxied, SAMPLES)))
     budget = Budget(steps=arguments.steps, checkpoints=CHECKPOINTS)
-    wanted = entrants(at_best_rates(arguments, proxied), arguments.staleness)
+    on_train = [*proxied, f"--task.test_file={files.train}"]
+    wanted = entrants(at_best_rates(arguments, on_train), arguments.staleness)
     seeds = range(arguments.seeds)
     results([], wanted, out, common=proxied, budget=budget, seeds=seeds, samples=SAMPLES)
     found = finished(out)
@@ -160,7 +161,12 @@ def compare(arguments: argparse.Namespace) -> None:
 
 
 def at_best_rates(arguments: argparse.Namespace, common: Sequence[str]) -> list[Entrant]:
-    """Return the wanted methods, each at the rate that is best at `TUNING_STALENESS`."""
+    """Return the wanted methods, each at its rate that is best at `TUNING_STALENESS`.
+
+    Args:
+        arguments: The program's.
+        common: Settings of all, with the prompts of the evaluations that tell.
+    """
     wanted = methods(arguments.methods)
     best = tuned(
         [],
