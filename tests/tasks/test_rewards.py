@@ -137,7 +137,7 @@ def test_last_number_is_the_last_one_written():
         ("#### $1,234.50.", Decimal("1234.5")),
         ("####-7", -7),
         ("#### 72.0", 72),
-        ("#### 72 clips, not 73", 72),
+        ("#### 72 clips, not 73", None),
         ("#### 1\nNo: #### 2", 2),
         ("Thus 9", 9),
         ("It costs $1,000.", 1000),
@@ -148,6 +148,41 @@ def test_last_number_is_the_last_one_written():
 )
 def test_final_answer_follows_the_last_mark(text, value):
     assert find_final_answer(text) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "#### 72 + 5",
+            "#### 72 or 73",
+            "#### not 72",
+            "#### 72e3",
+            "#### 72 * 1000",
+            "#### 72^2",
+        ),
+        "#### I do not know.\n\nProblem: 72 apples",
+        *("#### 72 thousand", "2^72", "= 8 x 72", "= 8 times 72", "8\N{DIVISION SIGN}72"),
+        *("sqrt(72)", "log 72", "It is 72 million"),
+    ],
+)
+def test_gsm8k_refuses_a_number_that_is_not_the_result(text):
+    assert gsm8k([text], answer=["#### 72"]) == [0.0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#### 72 apples",
+        "#### $72.00",
+        "####\n72",
+        "#### 72\nProblem: 5",
+        "8 * 9 = 72 apples",
+        "x = 72",
+    ],
+)
+def test_gsm8k_accepts_the_result_with_words(text):
+    assert gsm8k([text], answer=["#### 72"]) == [1.0]
 
 
 def test_gsm8k_compares_values():

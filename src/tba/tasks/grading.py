@@ -10,8 +10,9 @@ Two answers are the same when, in this order,
    order for `(...)` and `[...]`, in any order without brackets, for `\{...\}` and unions;
 4. math-verify finds their expressions, equations, inequalities or matrices equal.
 
-Units count only when both name one and the two are known to differ (`5 cm`, `5 m`). In an equation
-`a = b = c` that answers a question for a value, every side that is a value must be the right one.
+Words differ unless their texts are the same. Units count only when both name one and the two are
+known to differ (`5 cm`, `5 m`). An equation `a = b = c` may answer a question for a value: its
+first side may be a name (`x`, `f(2)`, `\angle A`), and all others must be the answer.
 
 Only step 4 can take long. It runs without a limit of its own, since the scoring process that this
 is called in is killed by `task.reward_timeout_s`.
@@ -34,16 +35,27 @@ from tba.tasks.notation import (
     split_top_level,
     split_unit,
     units_differ,
+    without_spaces,
 )
 from tba.tasks.rewards import text_of
 
 _MAX_DEPTH = 12
 """Brackets of an expression may be nested this deep; those of MATH are, 3."""
 _MAX_ELEMENTS = 20
-_VALUE = re.compile(
-    r"(?:\\(?:frac|sqrt|pi|cdot|times|div|left|right|circ|infty)(?![a-zA-Z])|[\d\s{}()\[\].,+*/^!%-])+"
+_WORD = re.compile(r"[A-Za-z.]+")
+_LETTERS = (
+    r"(?:\\(?:angle|triangle|alpha|beta|gamma|delta|theta|phi|omega|lambda|mu|sigma|rho|sin|cos|tan|cot|"
+    r"sec|csc|log|ln|gcd|lcm|min|max)(?![a-zA-Z])|\\text\{[^{}]*\}|\\(?:overline|vec|widehat)\{[A-Za-z]*\}"
+    r"|[a-zA-Z]'?(?:_(?:\w|\{\w+\}))?|\s)+"
 )
-_DECIMAL = re.compile(r"-?\d*\.\d+")
+_NAME = re.compile(rf"[\[|(]?{_LETTERS}(?:,{_LETTERS})*[\]|)]?(?:\([^=<>]*\))?")
+_OPERATIONS = r"\\(?:frac|cdot|times|div)(?![a-zA-Z])|[\d\s{}()+*/,-]"
+_RATIONAL = re.compile(rf"(?:{_OPERATIONS})+")
+_WITH_DECIMALS = re.compile(rf"(?:{_OPERATIONS}|[\[\].^!%])+")
+_INEQUALITY = re.compile(
+    r"(?:(?P<left>[^<>]+?)(?P<above><|\\le(?![a-z])))?\s*[a-z]\s*"
+    r"(?P<relation><|>|\\[lg]e(?![a-z]))(?P<right>[^<>=]+)"
+)
 
 
 def math(completions: Sequence[Any], answer: Sequence[Any]) -> list[float]:
@@ -63,11 +75,15 @@ def is_same_answer(gold: str, found: str) -> bool:
 
 
 def _is_same(gold: str, found: str) -> bool:
-    if _letters(gold) == _letters(found):
-        return True
+    letters = _letters(gold)
+    if letters == _letters(found) or _WORD.fullmatch(letters):
+        return letters in (_letters(found), _choice(found))
+    name, _, rest = found.partition("=")
+    if rest and "=" not in gold and _NAME.fullmatch(name.strip()):
+        return _is_same(gold, rest.strip())
     gold, gold_unit = split_unit(gold)
     found, found_unit = split_unit(found)
-    if units_differ(gold_unit, found_unit):
+    if units_differ(gold_unit, found_unit) or (found_unit.startswith("base ") and not gold_unit):
         return False
     if (same := _same_number(gold, found)) is not None:
         return same
@@ -78,15 +94,25 @@ def _is_same(gold: str, found: str) -> bool:
 
 
 def _letters(text: str) -> str:
-    """Return a text without spaces, and without the case of words; variables keep theirs."""
-    text = re.sub(r"\s", "", re.sub(r"\\text\{([^{}]*)\}", r"\1", text))
+    """Return a text without spaces, and words as in a sentence; variables keep their case."""
+    text = without_spaces(re.sub(r"\\text\{([^{}]*)\}", r"\1", text))
     text = re.sub(r"^\(([A-Z])\)$", r"\1", text)
-    return text.casefold() if re.fullmatch(r"[A-Za-z.]{2,}", text) else text
+    if len(text) < 2 or not _WORD.fullmatch(text):
+        return text
+    return text.lower() if text.isupper() and len(text) > 2 else text[0].lower() + text[1:]
+
+
+def _choice(text: str) -> str | None:
+    """Return the letter of a choice with what it says, as in `(C) 5`."""
+    match = re.match(r"\(([A-Z])\)\s*\S", re.sub(r"\\text\{([^{}]*)\}", r"\1", text))
+    return match[1] if match else None
 
 
 def _same_number(gold: str, found: str) -> bool | None:
     """Compare two numbers; a percentage is its number or a hundredth of it. None: not both are."""
     a, b = read_number(gold), read_number(found)
+    if a is not None and b is None and closes_itself(found):
+        b = read_number(found[1:-1])  # else it is a tuple's two elements, of which a is none
     if a is None or b is None:
         return None
     if gold.endswith("%") == found.endswith("%"):
@@ -107,6 +133,8 @@ def _same_list(gold: str, found: str) -> bool | None:
 
 def _same_group(gold: str, found: str) -> bool | None:
     """Compare tuples and intervals: the same brackets, and the same elements in order."""
+    if closes_itself(gold) and (match := _INEQUALITY.fullmatch(found)):
+        found = _interval(**match.groupdict(default=""))
     groups = [closes_itself(text) for text in (gold, found)]
     if groups == [False, False]:
         return None
@@ -118,6 +146,16 @@ def _same_group(gold: str, found: str) -> bool | None:
         and (gold[0], gold[-1]) == (found[0], found[-1])
         and _match_in_order(*parts)
     )
+
+
+def _interval(left: str, above: str, relation: str, right: str) -> str:
+    """Write `left < x < right`, or `x < right` or `x > right`, as an interval."""
+    if relation in (">", "\\ge"):
+        # `a < x > b`, which is no interval, gets a third element
+        return f"{'(' if relation == '>' else '['}{left + ',' if left else ''}{right},\\infty)"
+    opening = "[" if above == "\\le" else "("
+    closing = "]" if relation == "\\le" else ")"
+    return opening + (left or "-\\infty") + "," + right + closing
 
 
 def _set_elements(text: str) -> list[str]:
@@ -159,12 +197,13 @@ def _match_any_order(gold: list[str], found: list[str]) -> bool:
 def _same_expression(gold: str, found: str) -> bool:
     if _depth(found) > _MAX_DEPTH:
         return False
-    if _DECIMAL.fullmatch(found) and "." not in gold:
+    if "\\text{" in found and "\\text{" not in gold:
+        return False  # words that are no unit
+    has_decimals = "." in found and _WITH_DECIMALS.fullmatch(found)
+    if has_decimals and "." not in gold and not _RATIONAL.fullmatch(gold):
         return False  # a rounded value of an exact one
     if "=" in found and "=" not in gold:
-        *sides, last = found.split("=")
-        values = [side for side in sides if _VALUE.fullmatch(side.strip())]
-        return all(_is_same(gold, value.strip()) for value in [*values, last])
+        return all(_is_same(gold, side.strip()) for side in found.split("="))
     return verify(_parsed(gold), _parsed(found), timeout_seconds=None)
 
 

@@ -27,7 +27,11 @@ _SPELLING = tuple(
         (r"(?<!\\)\\!", ""),
         (r"(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z])|~", " "),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"\\(?:textcolor|color)\s*\{[a-zA-Z]{1,20}\}", ""),
+        (r"\\(?:boldsymbol|bm)(?![a-zA-Z])|(?<=\{)\\(?:bf|rm|it)(?![a-zA-Z])", ""),
         (r"\\(?:textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|text)\s*\{", r"\\text{"),
+        (r"\\text\{\s*(-?[\d.,]+)\s*\}", r"\1"),
+        (r"\\text\{\s*per ?cent\s*\}|(?<=\d)\s?per ?cent$", "%"),
         (r"\{,\}", ","),
         (r"\\%", "%"),
         (r"\\\$|\$", r"\\$"),
@@ -46,12 +50,14 @@ _SPELLING = tuple(
     )
 )
 """In this order; none can take more than linear time."""
+_SPACED_THOUSANDS = re.compile(r"(?<![\d.,])(?<!\d )\d{1,3}(?: \d{3})+(?! ?\d)")
+_SPACES = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
 _NUMBER = re.compile(
     rf"""(?P<sign>[+-]?)(?:
         (?P<decimal>{_DIGITS}(?:\.\d*)?|\.\d+)%?
-        | (?P<plain_a>{_DIGITS})/(?P<plain_b>{_DIGITS})
+        | (?:(?P<mixed>\d+)[ ])?(?P<plain_a>{_DIGITS})/(?P<plain_b>{_DIGITS})
         | (?P<whole>\d*)\\frac\{{(?P<inner>-?)(?P<a>{_DIGITS})\}}\{{(?P<b>{_DIGITS})\}}
     )""",
     re.VERBOSE,
@@ -63,6 +69,19 @@ _UNIT = re.compile(
         \s*(?:\^\s*\{?(?P<power>[23])\}?)?\.?""",
     re.VERBOSE | re.DOTALL,
 )
+_NO_UNIT = re.compile(
+    r"\d|\b(?:or|and|not|no|plus|minus|times|over|squared|cubed|factorial|pi|half|more|less|than|about"
+    r"|to|choose|mod|if|maybe)\b",
+    re.IGNORECASE,
+)
+"""Words behind a number that change what it says, or take it back."""
+_MULTIPLES = {
+    "dozen": 12,
+    "hundred": 100,
+    "thousand": 1_000,
+    "million": 1_000_000,
+    "billion": 1_000_000_000,
+}
 _BASE = re.compile(r"(?P<body>[0-9A-Z]+)_\{?(?P<base>\d{1,2})\}?")
 
 _UNITS = {
@@ -103,7 +122,13 @@ def normal_form(text: str) -> str:
         text = text[1:-1]
     for pattern, replacement in _SPELLING:
         text = pattern.sub(replacement, text)
+    text = _SPACED_THOUSANDS.sub(lambda match: match[0].replace(" ", ""), text)
     return text.strip().rstrip(".,;:").strip()
+
+
+def without_spaces(text: str) -> str:
+    """Return a text without spaces, but for those that keep two digits apart (`2 1/2`)."""
+    return _SPACES.sub("", text)
 
 
 def read_number(text: str) -> Fraction | None:
@@ -111,7 +136,7 @@ def read_number(text: str) -> Fraction | None:
 
     The per cent sign is passed over; a denominator of zero is no number.
     """
-    match = _NUMBER.fullmatch(re.sub(r"\s", "", text))
+    match = _NUMBER.fullmatch(without_spaces(text))
     if match is None:
         return None
     part = {k: (v or "").replace(",", "") for k, v in match.groupdict().items()}
@@ -121,12 +146,15 @@ def read_number(text: str) -> Fraction | None:
         above, below = int(part["plain_a"] or part["a"]), int(part["plain_b"] or part["b"])
         if below == 0:
             return None
-        value = int(part["whole"] or 0) + Fraction(above, below)
+        value = int(part["whole"] or part["mixed"] or 0) + Fraction(above, below)
     return -value if (part["sign"] == "-") != (part["inner"] == "-") else value
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    """Return an answer without its unit, and the unit in words; a numeral's base is its unit."""
+    """Return an answer without its unit, and the unit in words; a numeral's base is its unit.
+
+    `5 million people` is 5000000, of people.
+    """
     if text.startswith(("\\$", "-\\$")):
         return text.replace("\\$", "", 1).strip(), "dollar"
     if base := _BASE.fullmatch(text):
@@ -135,6 +163,12 @@ def split_unit(text: str) -> tuple[str, str]:
     if match is None or not re.search(r"[\d})]$", match["body"]) or _is_product(text, match):
         return text, ""
     words = (match["text"] or match["words"] or "").strip()
+    if _NO_UNIT.search(words):
+        return text, ""
+    multiple, _, unit = words.partition(" ")
+    if (times := _MULTIPLES.get(multiple.lower())) is not None:
+        value = read_number(match["body"])
+        return (text, "") if value is None else (str(value * times), unit)
     power = match["power"] or {"square": "2", "sq": "2", "cubic": "3"}.get(words.split(" ")[0], "")
     words = re.sub(r"^(?:square|sq|cubic)\.? ", "", words).rstrip(".")
     return match["body"].strip(), words + (f"^{power}" if power else "")

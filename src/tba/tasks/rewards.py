@@ -6,7 +6,8 @@ The built-in reward `math` is in `tba.tasks.grading`.
 What counts as the answer of a response, `last_number`:
 
 * its last number, equal in value to the answer: `53`, `53.`, `53.0`, `$53`, `**53**`, `1,053`;
-* which is a result, no operand: the `79` of `5+79` and the `6` of `53 is 47 + 6` are refused;
+* which is a result, no operand: the `79` of `5+79`, of `8 x 79`, of `2^79` and of `sqrt(79)`, and
+  the `6` of `53 is 47 + 6` are refused, and so is `79 thousand`;
 * and is well written: `053`, `1,05`, `x53`, `5.3.0` and `= - 53` (a sign set apart) are refused.
 
 `arithmetic` is stricter where a response has no words: it must be the number alone (`53`, `53.`) or
@@ -17,6 +18,7 @@ the question restated (`47 + 6 = 53`). So one rule serves a character model, who
 import re
 from collections.abc import Sequence
 from decimal import Decimal
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
@@ -35,6 +37,15 @@ _ASCII_SIGNS = str.maketrans(
 _BOLD = re.compile(r"(?<!\d)\*\*|\*\*(?!\d)")
 _NUMERAL = re.compile(r"[0-9][0-9.,]*")
 _WELL_WRITTEN = re.compile(r"(?:0|[1-9]\d*|[1-9]\d{0,2}(?:,\d{3})+)(?:\.\d+)?")
+_OPERATOR_BEFORE = re.compile(
+    r"(?:[-+*/^\N{DIVISION SIGN}]|\b(?:times|plus|minus|over|divided by|multiplied by|log|sqrt)"
+    r"|\d\s*x|[a-z]\()\s*$",
+    re.IGNORECASE,
+)
+_MULTIPLE_BEHIND = re.compile(
+    r"\s*(?:\^|\b(?:dozen|hundred|thousand|million|billion|squared|cubed)\b)", re.IGNORECASE
+)
+_NOT = re.compile(r"\bnot\b", re.IGNORECASE)
 _NO_WORDS = re.compile(r"[\d\s.,+\-*/=]*")
 
 
@@ -79,13 +90,16 @@ def gsm8k(completions: Sequence[Any], answer: Sequence[Any]) -> list[float]:
 
 
 def find_final_answer(text: str) -> Decimal | None:
-    """Return the number after the last `####`, or the last number where there is no `####`."""
+    """Return the number after the last `####`, or the last number where there is no `####`.
+
+    It must be the one number of its line.
+    """
     _, mark, end = text.rpartition("####")
     if not mark:
         return find_last_number(text)
-    end = _plain(end)
-    numeral = _NUMERAL.search(end)
-    return _value(end, numeral) if numeral else None
+    line = _plain(end.lstrip().partition("\n")[0])
+    numerals = list(islice(_NUMERAL.finditer(line), 2))
+    return _value(line, numerals[0]) if len(numerals) == 1 and not _NOT.search(line) else None
 
 
 def find_last_number(text: str) -> Decimal | None:
@@ -108,9 +122,10 @@ def _value(text: str, numeral: re.Match[str]) -> Decimal | None:
         before = before[:-1]
     attached = before[-1:]
     before = before.rstrip()
-    operand = before.endswith(("+", "-", "*", "/")) or (negative and before[-1:].isdigit())
+    operand = _OPERATOR_BEFORE.search(before[-20:]) or (negative and before[-1:].isdigit())
     if (
         operand
+        or _MULTIPLE_BEHIND.match(text, numeral.end())
         or attached.isalpha()
         or attached in ("_", ".")
         or not _WELL_WRITTEN.fullmatch(digits)
