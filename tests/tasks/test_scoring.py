@@ -14,7 +14,7 @@ import pytest
 from tba.errors import UserCodeError
 from tba.records import Outcome, Query
 from tba.tasks import RewardSpec, Scorer
-from tba.tasks.scoring import MAX_HANGS
+from tba.tasks.scoring import MAX_LOST
 
 HANGING_S = 1.5
 """Deadline where something hangs; elsewhere 30 s, so that a slow machine fails no test."""
@@ -248,11 +248,22 @@ def test_lone_response_is_not_tried_twice(spec_of, tmp_path):
 
 
 def test_function_that_always_hangs_is_given_up(spec_of):
-    n = MAX_HANGS + 3
+    n = MAX_LOST + 3
     with Scorer(spec_of("fails_on", timeout_s=0.2)) as scorer:
         scores = score(scorer, ["sleep"] * n)
     assert outcomes(scores) == ["timeout"] * n
-    assert [s.detail.startswith("not tried") for s in scores] == [False] * MAX_HANGS + [True] * 3
+    assert [s.detail.startswith("not tried") for s in scores] == [False] * MAX_LOST + [True] * 3
+
+
+def test_function_that_always_ends_the_process_is_given_up(spec_of):
+    starts = []
+    with Scorer(spec_of("fails_on"), announce=lambda: starts.append(1)) as scorer:
+        scores = score(scorer, ["exit"] * (MAX_LOST + 3))
+    assert outcomes(scores) == ["error"] * (MAX_LOST + 3)
+    assert [s.detail.startswith("not tried") for s in scores] == [False] * MAX_LOST + [True] * 3
+    assert scores[-1].detail == "not tried: 8 responses before it ended the scoring process"
+    # the batch as a whole, then each of the eight behind a child of its own
+    assert len(starts) == 1 + 2 * MAX_LOST
 
 
 def test_every_attempt_and_every_new_child_is_announced(spec_of):

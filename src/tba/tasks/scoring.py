@@ -7,8 +7,9 @@ failure is never a zero.
 A batch is tried as a whole first, for `timeout_s`. When that fails, its responses are tried one
 at a time, so that only the culprit is marked. `score` therefore returns after at most `(1 + n) *
 timeout_s` for n responses, plus the start of a new child for each one that died (0.5 s as a rule,
-`start_timeout_s` at most). After `MAX_HANGS` responses of a batch that hung the rest is marked
-untried: a function that always hangs costs `(1 + MAX_HANGS) * timeout_s` a batch.
+`start_timeout_s` at most). After `MAX_LOST` responses of a batch that hung, or with which the child
+died, the rest is marked untried: a function that always hangs costs `(1 + MAX_LOST) * timeout_s` a
+batch, and one that always dies as many starts.
 """
 
 import os
@@ -28,7 +29,7 @@ from tba.tasks.base import RewardSpec
 from tba.tasks.scoring_child import Raised, Refused, Reply, Request, Rewards
 
 END_TIMEOUT_S = 60.0
-MAX_HANGS = 8
+MAX_LOST = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +83,17 @@ class Scorer:
         if len(texts) == 1:
             return [_failure(reply)]
         scores: list[Score] = []
-        hangs = 0
+        lost: list[Outcome] = []
         for query, text, ids in zip(queries, texts, tokens, strict=True):
-            if hangs == MAX_HANGS:
+            if len(lost) == MAX_LOST:
+                how = "hung" if lost[-1] is Outcome.TIMEOUT else "ended the scoring process"
                 scores.append(
-                    _failed(Outcome.TIMEOUT, f"not tried: {hangs} responses before it hung")
+                    _failed(lost[-1], f"not tried: {len(lost)} responses before it {how}")
                 )
                 continue
             scores.extend(self.score([query], [text], [ids]))
-            hangs += scores[-1].outcome is Outcome.TIMEOUT
+            if self._child is None:
+                lost.append(scores[-1].outcome)
         return scores
 
     def _call(self, request: Request) -> Rewards | Raised | _Lost:
