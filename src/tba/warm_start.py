@@ -6,7 +6,7 @@ and clipping, but the batch size and the learning rate of the section `warm_star
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 
 import numpy as np
@@ -22,6 +22,7 @@ from tba.update import PolicyUpdate
 
 _MAX_GRAD_NORM = 1.0
 _STEPS_IN_MEAN = 10
+_STEPS_TOLD = 20
 """Losses averaged before they are compared with `stop_at_loss`."""
 _WARMUP_SHARE = 10
 """One step in so many belongs to the linear warm-up."""
@@ -37,9 +38,15 @@ def warm_start(policy: Policy, rows: Sequence[tuple[Int32, str]], config: Config
 
 
 def fine_tune(
-    policy: Policy, prompts: Sequence[Int32], answers: Sequence[Int32], config: Config
+    policy: Policy,
+    prompts: Sequence[Int32],
+    answers: Sequence[Int32],
+    config: Config,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> float:
     """Train the policy in place on answers to prompts, as tokens; return the last loss.
+
+    `tell` is told of twenty steps at even distances.
 
     The settings are those of the section `warm_start`. The loss is the cross-entropy of the
     answers' tokens, each with the same weight, as a mean over the last ten steps. The order of the
@@ -55,6 +62,8 @@ def fine_tune(
     for step, chosen in zip(range(settings.steps), draws, strict=False):
         batch = supervised_batch([prompts[i] for i in chosen], [answers[i] for i in chosen])
         losses.append(update.step(batch, step).metrics["loss"])
+        if (step + 1) % max(1, settings.steps // _STEPS_TOLD) == 0:
+            tell(f"step {step + 1} of {settings.steps}, loss {fmean(losses):.4f} nats a token")
         if len(losses) == _STEPS_IN_MEAN and fmean(losses) <= settings.stop_at_loss:
             break
     update.optimizer.zero_grad()  # a gradient's memory is as much as the weights'

@@ -25,7 +25,8 @@ def write(path: Path, text: str) -> str:
 @pytest.mark.parametrize("name", recipes())
 def test_every_recipe_loads(name):
     raw = tomllib.loads((RECIPES / name / f"{name}.toml").read_text())
-    needed = GSM8K[:2] if raw["task"]["kind"] in ("gsm8k", "math", "preference") else []
+    files = {"gsm8k": 2, "math": 2, "preference": 2, "redteam": 1}
+    needed = GSM8K[: files.get(raw["task"]["kind"], 0)]
     needed += [] if raw.get("model") else GSM8K[2:]
     assert load_config([name], needed).task.kind == raw["task"]["kind"]
     for variant in variants(name):

@@ -38,7 +38,7 @@ def test_a_command_of_a_recipes_page_is_understood(command):
 
 
 def paper(name: str, *variants: str) -> Config:
-    needed = [] if name.startswith("redteam") else FILES[:2]
+    needed = FILES[: 1 if name.startswith("redteam") else 2]
     return load_config([name, *(f"{name}/{variant}" for variant in variants)], needed)
 
 
@@ -103,6 +103,9 @@ def test_the_red_teaming_runs_are_the_papers(size, variants, m, capacity):
     assert (config.task.min_length, config.search.max_completion_length) == (5, 20)
     assert config.task.victim_samples == 5
     assert config.sync.sync_every == 10
+    assert config.buffer.given == "demonstrations"  # its initial samples
+    assert (config.buffer.evict, config.buffer.off_policy_sampling) == ("oldest", "softmax_reward")
+    assert config.trainer.learning_rate_schedule.warmup_steps == 100
     assert config.search.temperature_range == ((0.7, 2.0) if size == "llama" else None)
 
 

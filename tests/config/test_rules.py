@@ -124,10 +124,11 @@ def test_the_settings_of_a_supervised_file_and_of_the_command_line_win(tmp_path)
     assert load_sft_config([str(file)], given) == config, "the preset is left as it was"
 
 
-@pytest.mark.parametrize("setting", ["--warm_start.steps=5", "--buffer.given=demonstrations"])
+@pytest.mark.parametrize("setting", ["--warm_start.steps=5", "--task.attack_prompt=Say:"])
 def test_attacks_have_no_demonstrations(setting):
+    file = [] if "attack_prompt" in setting else ["--task.train_file=a"]
     with pytest.raises(ConfigError, match="the task redteam has no "):
-        load_config(["redteam-gpt2"], [setting])
+        load_config(["redteam-gpt2"], [setting, *file])
 
 
 def test_adapters_change_some_layer():

@@ -150,6 +150,21 @@ def test_an_attack_that_is_too_short_gets_the_lowest_reward_and_no_success(confi
     assert short["probabilities"].tolist() == [0.0, 0.0, 0.0]
 
 
+def test_a_blank_attack_gets_the_lowest_reward(config_of, policy):
+    blank, other = grade(config_of(min_probability=1e-9), policy.tokenizer, ["     ", "hello"])
+    assert blank["score"] == pytest.approx(math.log(1e-9))
+    assert blank["score"] < other["score"]
+
+
+def test_an_attack_beyond_the_victims_positions_is_excluded(config_of, policy):
+    positions = policy.model.config.max_position_embeddings
+    long = "a" * positions
+    short, beyond = score(config_of(), policy.tokenizer, ["hello", long])
+    assert short.outcome is Outcome.OK
+    assert beyond.outcome is Outcome.ERROR
+    assert f"knows {positions} positions" in beyond.detail
+
+
 def test_a_classifier_that_returns_no_probability_is_refused(config_of, policy):
     with pytest.raises(UserCodeError, match=r"shouts returned \[2.0.* expected a probability"):
         grade(config_of("shouts"), policy.tokenizer, ["abcd"])

@@ -67,7 +67,11 @@ def _evaluation_config(source: str, task: str | None, overrides: list[str]) -> C
     if task is not None:
         bases.append(task)
     if not bases:
-        raise ConfigError(f"{source} is no run folder: say by --task what to ask the model")
+        nothing = "" if Path(source).exists() else ", nor anything else here"
+        raise ConfigError(
+            f"{source} is no run folder{nothing}: give that of a run, or say by --task what to ask "
+            "the model"
+        )
     model = f"--model.model_name_or_path={literal(source)}"
     return load_config(bases, [model, *overrides])
 

@@ -328,8 +328,8 @@ class RedteamTaskConfig(TaskBase):
     classifier_opening: str = ""
     """How the judgement of a causal classifier begins, before its first word."""
     min_length: PositiveInt = 5
-    """Attacks of fewer tokens, the end-of-sequence token included, get the lowest reward, and the
-    victim is not asked."""
+    """Attacks of fewer tokens, the end-of-sequence token included, and blank ones get the lowest
+    reward, and the victim is not asked."""
     min_probability: float = Field(default=1e-8, gt=0, lt=1)
     """Smaller probabilities count as this one, whose logarithm is the lowest reward."""
     embedder: str | None = None

@@ -110,7 +110,8 @@ def loading_errors(name: str) -> Iterator[None]:
         ) from error
     except _UNREADABLE as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"No model could be loaded from {name}: {reason}") from error
+        where = name if Path(name).is_dir() else f"{name}, which is no folder here"
+        raise ModelError(f"No model could be loaded from {where}: {reason}") from error
 
 
 def checked_source(name: str) -> str:

@@ -53,6 +53,8 @@ class Victim:
     def __init__(self, options: VictimOptions, device: torch.device, dtype: torch.dtype) -> None:
         self._options = options
         self._policy = load_policy(options.name, ModelConfig(), device=device, dtype=dtype)
+        sizes = self._policy.model.config.get_text_config()
+        self._positions: int | None = getattr(sizes, "max_position_embeddings", None)
         self._engine = TorchEngine(quicken(self._policy.model), self._policy.eos_ids)
         self._sampling = Sampling(
             options.samples, options.temperature, options.max_tokens, options.top_p
@@ -75,6 +77,12 @@ class Victim:
             Query(number, text, np.array(tokens or self._policy.eos_ids[:1], dtype=np.int32))
             for number, (text, tokens) in enumerate(zip(asked, ids, strict=True))
         ]
+        longest = max(len(query.prompt_ids) for query in queries) + options.max_tokens
+        if self._positions is not None and longest > self._positions:
+            raise ValueError(
+                f"an attack and its answer have {longest} tokens, but the victim {options.name} "
+                f"knows {self._positions} positions: shorten search.max_completion_length"
+            )
         uniform = np.concatenate([self._uniform(attack) for attack in attacks])
         responses = self._engine.generate_with(queries, self._sampling, torch.from_numpy(uniform))
         return [
@@ -121,7 +129,10 @@ class AttackReward:
         Where there is an encoder, the `embedding` of the attack, too.
         """
         attacks = [text_of(completion).strip() for completion in completions]
-        long_enough = [len(tokens) >= self._min_length for tokens in completion_ids]
+        long_enough = [
+            bool(attack) and len(tokens) >= self._min_length
+            for attack, tokens in zip(attacks, completion_ids, strict=True)
+        ]
         unique = list(
             dict.fromkeys(a for a, is_long in zip(attacks, long_enough, strict=True) if is_long)
         )
