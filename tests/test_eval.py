@@ -73,8 +73,8 @@ def test_another_reference_shows_in_divergence_and_perplexity(models):
 
 
 def test_a_task_without_right_and_wrong_tells_reward_and_measures_alone(models, monkeypatch):
-    def judged(config, tokenizer, *, eos_ids):
-        task = load_task(config, tokenizer, eos_ids=eos_ids)
+    def judged(config, tokenizer, **options):
+        task = load_task(config, tokenizer, **options)
         return dataclasses.replace(task, pass_threshold=None, measures=(longest,))
 
     def longest(answered):
