@@ -19,15 +19,17 @@ Everything runs in one process on the cores that it is given, so that calls with
     taskset -c 0 python -m benchmarks.twin_preference ... --methods tba,rloo &
     taskset -c 1 python -m benchmarks.twin_preference ... --methods online-dpo,ppo
 
-Each method has the learning rate that is its own best at `TUNING_STALENESS`, on 64 of the training
-prompts and with a seed of its own. Staleness s comes of barriers every k = (2 s + 1) / 3 steps: 1,
-2.5 and 14.5 on average by default, on the m branch; replay is older, and the table tells what was
-measured. `--out` gets table.md, pareto-STALENESS.png (mean over seeds) and pareto.json.
+Each method has the learning rate that is its own best at `TUNING_STALENESS`, within `TUNING_KL` of
+the reference, on 64 of the training prompts and with a seed of its own. Staleness s comes of
+barriers every k = (2 s + 1) / 3 steps: 1, 2.5 and 14.5 on average by default, on the m branch;
+replay is older, and the table tells what was measured. `--out` gets table.md, pareto-STALENESS.png
+(mean over seeds) and pareto.json.
 """
 
 import argparse
 import dataclasses
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -96,6 +98,8 @@ METHODS = (
     Entrant("ppo", ('--objective={kind = "ppo"}', *ONCE)),
 )
 TUNING_STALENESS = 2
+TUNING_KL = 10.0
+"""Nats from the reference beyond which a rate is too high: the judge is gamed there."""
 FIGURES: dict[str, Figure] = {
     "staleness": lambda result: result["staleness"],
     "gold win rate": lambda result: result["report"]["measured"]["win_rate_reference"],
@@ -172,7 +176,7 @@ def at_best_rates(arguments: argparse.Namespace, common: Sequence[str]) -> list[
         [],
         entrants(wanted, [TUNING_STALENESS]),
         arguments.out / "rates",
-        score=FIGURES["gold reward"],
+        score=liked,
         common=common,
         budget=Budget(steps=arguments.steps),
         samples=SAMPLES,
@@ -181,6 +185,13 @@ def at_best_rates(arguments: argparse.Namespace, common: Sequence[str]) -> list[
         Entrant(method.name, (*method.overrides, own.overrides[-1]))
         for method, own in zip(wanted, best, strict=True)
     ]
+
+
+def liked(result: dict[str, Any]) -> float:
+    """Return the gold reward of a policy at most `TUNING_KL` from the reference, else -infinity."""
+    if FIGURES["KL, nats"](result) > TUNING_KL:
+        return -math.inf
+    return FIGURES["gold reward"](result)
 
 
 def finished(out: Path) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 from benchmarks.entrants import Budget
@@ -10,6 +11,7 @@ from benchmarks.twin_preference import (
     curves,
     entrants,
     finished,
+    liked,
     methods,
     picture,
     sync_every,
@@ -73,6 +75,12 @@ def test_every_method_can_run_at_every_staleness():
 def test_barriers_are_where_their_mean_staleness_is_next_to_the_wanted():
     # (3 k - 1) / 2: 1, 2.5, 4, ..., 14.5
     assert [sync_every(staleness) for staleness in (1, 2, 4, 15)] == [1, 2, 3, 10]
+
+
+def test_a_rate_is_liked_by_the_judge_within_reach_of_the_reference():
+    near, far = result("ppo-2", 0, 9.0, 0.7), result("ppo-2", 0, 11.0, 0.9)
+    assert liked(near) == near["report"]["measured"]["gold_reward"]
+    assert liked(far) == -math.inf
 
 
 def test_a_budget_of_steps_keeps_checkpoints_at_even_distances():
