@@ -36,7 +36,7 @@ from tba.runtimes.resources import available_cores
 ENDLESS = 10**6
 """Steps of a run that its clock ends."""
 
-RATES = ("1e-6", "3e-6", "1e-5", "3e-5", "1e-4", "3e-4", "1e-3")
+RATES = ("1e-6", "3e-6", "1e-5", "3e-5", "5e-5", "1e-4", "3e-4", "1e-3")
 """Learning rates that are tried."""
 FIRST_RATE = RATES.index("1e-5")
 TUNING_SEED = 1_000

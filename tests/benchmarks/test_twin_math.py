@@ -110,7 +110,7 @@ def test_each_method_is_tuned_apart_from_the_comparison(tmp_path, monkeypatch):
     )
     assert found == Entrant("ppo", ("--x=1", "--trainer.learning_rate=3e-5"))
     assert RATES[FIRST_RATE] == "1e-5"
-    assert {name for name, *_ in asked} == {"ppo-at-1e-5", "ppo-at-3e-5", "ppo-at-1e-4"}
+    assert {name for name, *_ in asked} == {"ppo-at-1e-5", "ppo-at-3e-5", "ppo-at-5e-5"}
     assert len(asked) == 3
     assert {(seeds, out) for _, seeds, out in asked} == {((TUNING_SEED,), tmp_path / "rates")}
 
