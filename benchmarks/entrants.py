@@ -191,24 +191,31 @@ def tuned(
         samples: As in `results`.
     """
     out.mkdir(parents=True, exist_ok=True)
-    best = []
-    for entrant in entrants:
-        at = [(*entrant.overrides, f"--trainer.learning_rate={rate}") for rate in RATES]
 
-        def scored(rate: int, entrant: Entrant = entrant, at: Sequence[Any] = at) -> float:
-            (found,) = results(
-                base,
-                [Entrant(f"{entrant.name}-at-{RATES[rate]}", at[rate])],
-                out,
-                common=common,
-                budget=budget,
-                seeds=[TUNING_SEED],
-                samples=samples,
-            )
-            return score(found)
+    def score_of(tried: Entrant) -> float:
+        (found,) = results(
+            base,
+            [tried],
+            out,
+            common=common,
+            budget=budget,
+            seeds=[TUNING_SEED],
+            samples=samples,
+        )
+        return score(found)
 
-        best.append(Entrant(entrant.name, at[climb(scored, FIRST_RATE, len(RATES))]))
-    return best
+    return [_at_best_rate(entrant, score_of) for entrant in entrants]
+
+
+def _at_best_rate(entrant: Entrant, score_of: Callable[[Entrant], float]) -> Entrant:
+    tried = [
+        Entrant(
+            f"{entrant.name}-at-{rate}", (*entrant.overrides, f"--trainer.learning_rate={rate}")
+        )
+        for rate in RATES
+    ]
+    best = climb(lambda place: score_of(tried[place]), FIRST_RATE, len(tried))
+    return Entrant(entrant.name, tried[best].overrides)
 
 
 def climb(score: Callable[[int], float], first: int, count: int) -> int:

@@ -171,20 +171,15 @@ def at_best_rates(arguments: argparse.Namespace, common: Sequence[str]) -> list[
         arguments: The program's.
         common: Settings of all, with the prompts of the evaluations that tell.
     """
-    wanted = methods(arguments.methods)
-    best = tuned(
+    return tuned(
         [],
-        entrants(wanted, [TUNING_STALENESS]),
+        methods(arguments.methods),
         arguments.out / "rates",
         score=liked,
-        common=common,
+        common=[*common, f"--sync.sync_every={sync_every(TUNING_STALENESS)}"],
         budget=Budget(steps=arguments.steps),
         samples=SAMPLES,
     )
-    return [
-        Entrant(method.name, (*method.overrides, own.overrides[-1]))
-        for method, own in zip(wanted, best, strict=True)
-    ]
 
 
 def liked(result: dict[str, Any]) -> float:

@@ -22,8 +22,8 @@ from tba.update import PolicyUpdate
 
 _MAX_GRAD_NORM = 1.0
 _STEPS_IN_MEAN = 10
-_STEPS_TOLD = 20
 """Losses averaged before they are compared with `stop_at_loss`."""
+_STEPS_TOLD = 20
 _WARMUP_SHARE = 10
 """One step in so many belongs to the linear warm-up."""
 
