@@ -179,13 +179,18 @@ def switch_off_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
+def known_positions(model: PreTrainedModel) -> int | None:
+    """Return how many positions a model knows; None: it has no such bound."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+
 def check_positions(model: PreTrainedModel, queries: Sequence[Query], completion: int) -> None:
     """Refuse queries whose answers would run beyond the positions that the model knows.
 
     Raises:
         ConfigError: The longest prompt and completion together do not fit.
     """
-    known = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    known = known_positions(model)
     longest = max(len(query.prompt_ids) for query in queries)
     if known is not None and longest + completion > known:
         raise ConfigError(

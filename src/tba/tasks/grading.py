@@ -42,6 +42,8 @@ from tba.tasks.rewards import text_of
 _MAX_DEPTH = 12
 """Brackets of an expression may be nested this deep; those of MATH are, 3."""
 _MAX_ELEMENTS = 20
+_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_CHOICE = re.compile(r"\(([A-Z])\)\s*\S")
 _WORD = re.compile(r"[A-Za-z.]+")
 _LETTERS = (
     r"(?:\\(?:angle|triangle|alpha|beta|gamma|delta|theta|phi|omega|lambda|mu|sigma|rho|sin|cos|tan|cot|"
@@ -95,7 +97,7 @@ def _is_same(gold: str, found: str) -> bool:
 
 def _letters(text: str) -> str:
     """Return a text without spaces, and words as in a sentence; variables keep their case."""
-    text = without_spaces(re.sub(r"\\text\{([^{}]*)\}", r"\1", text))
+    text = without_spaces(_TEXT.sub(r"\1", text))
     text = re.sub(r"^\(([A-Z])\)$", r"\1", text)
     if len(text) < 2 or not _WORD.fullmatch(text):
         return text
@@ -104,7 +106,7 @@ def _letters(text: str) -> str:
 
 def _choice(text: str) -> str | None:
     """Return the letter of a choice with what it says, as in `(C) 5`."""
-    match = re.match(r"\(([A-Z])\)\s*\S", re.sub(r"\\text\{([^{}]*)\}", r"\1", text))
+    match = _CHOICE.match(_TEXT.sub(r"\1", text))
     return match[1] if match else None
 
 

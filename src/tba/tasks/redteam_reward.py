@@ -24,7 +24,7 @@ from tba.config.model import ModelConfig
 from tba.engines.base import Sampling
 from tba.engines.linears import quicken
 from tba.engines.torch_engine import TorchEngine
-from tba.policy.loading import load_policy
+from tba.policy.loading import known_positions, load_policy
 from tba.records import EMBEDDING, Float32, Query
 from tba.runtimes.resources import pick_device
 from tba.tasks.classifiers import load_classifier
@@ -53,8 +53,7 @@ class Victim:
     def __init__(self, options: VictimOptions, device: torch.device, dtype: torch.dtype) -> None:
         self._options = options
         self._policy = load_policy(options.name, ModelConfig(), device=device, dtype=dtype)
-        sizes = self._policy.model.config.get_text_config()
-        self._positions: int | None = getattr(sizes, "max_position_embeddings", None)
+        self._positions = known_positions(self._policy.model)
         self._engine = TorchEngine(quicken(self._policy.model), self._policy.eos_ids)
         self._sampling = Sampling(
             options.samples, options.temperature, options.max_tokens, options.top_p

@@ -37,7 +37,7 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from tba.errors import DataError, ModelError
-from tba.policy.loading import checked_source, is_local, loading_errors
+from tba.policy.loading import checked_source, is_local, known_positions, loading_errors
 from tba.runtimes.resources import pick_device
 from tba.tasks.prompts import fill, tokenize
 from tba.tasks.rewards import text_of
@@ -214,7 +214,7 @@ def load_classifier(
 
 def longest_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the most tokens that model and tokenizer take; None where neither has a limit."""
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    positions = known_positions(model)
     limits = [n for n in (positions, tokenizer.model_max_length) if n and n < _UNBOUNDED]
     return min(limits, default=None)
 
