@@ -150,6 +150,13 @@ def test_an_attack_that_is_too_short_gets_the_lowest_reward_and_no_success(confi
     assert short["probabilities"].tolist() == [0.0, 0.0, 0.0]
 
 
+def test_victims_are_where_the_attacker_is_unless_a_device_is_named(config_of, policy):
+    auto = config_of().model_copy(update={"scoring_device": "auto"})
+    for config, device in ((auto, "cuda:3"), (config_of(), "cpu")):
+        (options,) = load_task(config, policy.tokenizer, device="cuda:3").reward.options
+        assert options["device"] == device
+
+
 def test_a_blank_attack_gets_the_lowest_reward(config_of, policy):
     blank, other = grade(config_of(min_probability=1e-9), policy.tokenizer, ["     ", "hello"])
     assert blank["score"] == pytest.approx(math.log(1e-9))
