@@ -53,10 +53,10 @@ METHODS = (
     Entrant("online-dpo", ('--objective={kind = "online_dpo"}', *QUEUE)),
     Entrant("vineppo", ('--objective={kind = "vineppo", step_separator = "="}', *QUEUE, *IN_TURN)),
 )
-SAMPLES = 8
-"""Responses sampled for each held-out query."""
-TUNING_SAMPLES = 4
-"""The same where rates are compared."""
+SAMPLES = 4
+"""Responses sampled for each query of an evaluation."""
+TUNING_QUERIES = 100
+"""Training problems that are asked where rates are compared."""
 SFT = (
     "--trainer.steps=120",
     "--trainer.learning_rate=2e-5",
@@ -85,9 +85,9 @@ def main() -> None:
         [method for method in METHODS if method.name in arguments.methods],
         out / "rates",
         score=sampled_pass_at_1,
-        common=[*common, f"--task.test_file={arguments.data / 'train.jsonl'}"],
+        common=[*common, *asked_of_training(arguments.data)],
         budget=Budget(seconds=arguments.seconds / 2),
-        samples=TUNING_SAMPLES,
+        samples=SAMPLES,
     )
     found = results(
         [RECIPE],
@@ -109,6 +109,11 @@ def fine_tuned(model: Path, files: Sequence[str], out: Path) -> Path:
         settings["model.model_name_or_path"] = str(model)
         tba.sft(RECIPE, run_dir=run, clean=run.exists(), **settings)
     return max((run / "checkpoints").glob("step-*")) / "policy"
+
+
+def asked_of_training(data: Path) -> list[str]:
+    """Return the settings of an evaluation on the first training problems."""
+    return [f"--task.test_file={data / 'train.jsonl'}", f"--evaluation.queries={TUNING_QUERIES}"]
 
 
 def sampled_pass_at_1(result: dict[str, Any]) -> float:
