@@ -14,8 +14,8 @@ responses, of which a search batch has as many:
     vineppo       lockstep, both cores in each phase: its value estimates are those of the policy
                   that is trained; the steps of an answer are its equation and its result
 
-Each method has the learning rate that is its own best after half the time, on the first training
-problems and with a seed of its own.
+Each method has the learning rate that is its own best after as long a training, on the first
+training problems and with a seed of its own.
 """
 
 import json
@@ -86,7 +86,7 @@ def main() -> None:
         out / "rates",
         score=sampled_pass_at_1,
         common=[*common, *asked_of_training(arguments.data)],
-        budget=Budget(seconds=arguments.seconds / 2),
+        budget=Budget(seconds=arguments.seconds),
         samples=SAMPLES,
     )
     found = results(
