@@ -290,6 +290,7 @@ def test_the_last_attack_of_a_file_may_fail_alone_but_not_all_of_them(seeded):
         list(batches(missing, Flat(), Broken(), 1.0, is_first=True))
 
 
+@pytest.mark.slow
 def test_samples_of_a_run_by_cosine_bring_their_embeddings_and_merge_as_by_hand(run, tmp_path):
     source = run.parent
     words = [

@@ -104,6 +104,7 @@ def by_hand(folder: Path, run: Path, step: int, victim: str) -> dict[str, float]
     }
 
 
+@pytest.mark.slow
 def test_success_and_diversity_of_each_checkpoint_on_each_victim_are_those_found_by_hand(
     folder, measured
 ):
@@ -126,6 +127,7 @@ def test_success_and_diversity_of_each_checkpoint_on_each_victim_are_those_found
     assert [m["reward"] for m in first] != pytest.approx([m["reward"] for m in second])
 
 
+@pytest.mark.slow
 def test_the_table_has_a_line_for_each_policy_and_victim_and_the_picture_is_drawn(folder, measured):
     told, found = measured
     for title in ("attack success", "diversity", "reward"):
@@ -139,6 +141,7 @@ def test_the_table_has_a_line_for_each_policy_and_victim_and_the_picture_is_draw
     assert json.loads((folder / "out/transfer.json").read_text()) == found
 
 
+@pytest.mark.slow
 def test_the_settings_of_a_victim_s_file_and_of_the_command_line_go_on_top(folder):
     named = [f"--task.embedder={folder}/victim", "--task.victim_samples=7"]
     config = transfer_config(folder / "one", f"{folder}/other.toml", named)
@@ -148,6 +151,7 @@ def test_the_settings_of_a_victim_s_file_and_of_the_command_line_go_on_top(folde
     assert own.task.victim == RunFolder(folder / "one").config().task.victim
 
 
+@pytest.mark.slow
 def test_a_victim_s_file_changes_nothing_but_the_task(folder):
     file = folder / "whole.toml"
     file.write_text(f'seed = 7\n[search]\ntemperature = 0.3\n[task]\nvictim = "{folder}/other"\n')
@@ -176,6 +180,7 @@ def test_a_name_is_no_formula(tmp_path):
     assert draw_panels([Panel([curve], axis, axis, title=r"v$\foo$x")], tmp_path / "p.png")
 
 
+@pytest.mark.slow
 def test_a_kept_report_that_is_broken_is_measured_again(folder, measured):
     (file, *_) = sorted((folder / "one/evaluations").glob("curve-00000002-*.json"))
     for content in ('{"x": 1}', file.read_text()[:40]):
@@ -183,6 +188,7 @@ def test_a_kept_report_that_is_broken_is_measured_again(folder, measured):
         assert transfer(folder, folder / "out").count("measuring step") == 1
 
 
+@pytest.mark.slow
 def test_what_cannot_be_measured_is_refused_in_a_sentence(folder):
     result = CliRunner().invoke(app, ["transfer", str(folder / "one")])
     assert result.exit_code == 2

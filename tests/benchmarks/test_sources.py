@@ -65,6 +65,7 @@ def test_uniform_draws_every_token_uniformly(drawn):
     assert abs(ended.mean() - share) < 5 * (share * (1 - share) / count) ** 0.5
 
 
+@pytest.mark.slow
 def test_the_buffer_trains_on_new_responses_or_on_any_found_so_far(drawn):
     world, draws = drawn
     newest = []

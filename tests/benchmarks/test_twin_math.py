@@ -55,6 +55,7 @@ def test_a_rate_is_found_by_climbing(scores, best, looked_at):
     assert sorted(seen) == looked_at
 
 
+@pytest.mark.slow
 def test_entrants_train_for_their_time_and_once(tmp_path):
     config = tiny_config(tmp_path, runtime={"kind": "local"}, search={"max_completion_length": 3})
     build = BuildConfig(

@@ -10,6 +10,7 @@ from tba.plan.simulation import Setup
 from tiny_runs import tiny_config
 
 
+@pytest.mark.slow
 def test_a_profile_has_what_the_run_would_cost_and_leaves_no_trace(tmp_path, monkeypatch):
     for module in (timing, contention):
         monkeypatch.setattr(module, "WINDOW_S", 0.05)

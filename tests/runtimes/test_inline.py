@@ -28,7 +28,9 @@ def assert_same_run(a: Path, b: Path) -> None:
     assert lines == others
 
 
-@pytest.mark.parametrize("mode", ["free", "barrier", "lockstep"])
+@pytest.mark.parametrize(
+    "mode", ["free", "barrier", pytest.param("lockstep", marks=pytest.mark.slow)]
+)
 def test_two_runs_are_the_same_bit_for_bit_and_another_seed_differs(tmp_path, mode):
     runs = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
@@ -76,6 +78,7 @@ def live_and_die(folder: Path, kills: int, seed: int) -> str:
 
 
 @pytest.mark.timeout(1_800)
+@pytest.mark.slow
 def test_a_run_killed_at_ten_random_points_ends_as_one_that_was_not(tmp_path):
     live_and_die(tmp_path / "whole", kills=0, seed=0)
     output = live_and_die(tmp_path / "killed", kills=10, seed=3)

@@ -208,6 +208,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_killed_trainer_takes_everybody_along_and_a_resumed_one_ends_at_ctrl_c(tmp_path):
     config = local_config(
         tmp_path,
@@ -253,6 +254,7 @@ def test_a_killed_trainer_takes_everybody_along_and_a_resumed_one_ends_at_ctrl_c
     assert counts.kept + counts.duplicate == len(rows)
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_the_first_step_ends_everything_and_nothing_stands_in_the_way(
     tmp_path,
 ) -> None:
@@ -315,6 +317,7 @@ DEADLY = (
 ) + TASK
 
 
+@pytest.mark.slow
 def test_a_searcher_that_always_dies_ends_the_run_with_its_exit_code(tmp_path):
     with pytest.raises(
         SearcherFailedError,
