@@ -57,6 +57,12 @@ class Entrant:
     overrides: tuple[str, ...]
     """Settings on top of the common ones."""
 
+    def at(self, rate: str) -> "Entrant":
+        """Return this method with a learning rate, and that in its name."""
+        return Entrant(
+            f"{self.name}-at-{rate}", (*self.overrides, f"--trainer.learning_rate={rate}")
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -208,12 +214,7 @@ def tuned(
 
 
 def _at_best_rate(entrant: Entrant, score_of: Callable[[Entrant], float]) -> Entrant:
-    tried = [
-        Entrant(
-            f"{entrant.name}-at-{rate}", (*entrant.overrides, f"--trainer.learning_rate={rate}")
-        )
-        for rate in RATES
-    ]
+    tried = [entrant.at(rate) for rate in RATES]
     best = climb(lambda place: score_of(tried[place]), FIRST_RATE, len(tried))
     return Entrant(entrant.name, tried[best].overrides)
 

@@ -14,8 +14,9 @@ responses, of which a search batch has as many:
     vineppo       lockstep, both cores in each phase: its value estimates are those of the policy
                   that is trained; the steps of an answer are its equation and its result
 
-Each method has the learning rate that is its own best after as long a training, on the first
-training problems and with a seed of its own.
+Each method trains at each of `--rates`, with every seed, and the table has all of them: two runs at
+one rate differ by as much as two rates do, so a rate chosen from one run each would be chosen by
+chance.
 """
 
 import json
@@ -24,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import tba
-from benchmarks.arguments import keep_to
-from benchmarks.entrants import Budget, Entrant, by_method, parser, results, spread, start, tuned
+from benchmarks.arguments import keep_to, learning_rates
+from benchmarks.entrants import Budget, Entrant, by_method, parser, results, spread, start
 from tba.api import let_idle_threads_sleep
 from tba.runtimes.resources import available_cores
 
@@ -55,8 +56,6 @@ METHODS = (
 )
 SAMPLES = 4
 """Responses sampled for each query of an evaluation."""
-TUNING_QUERIES = 100
-"""Training problems that are asked where rates are compared."""
 SFT = (
     "--trainer.steps=120",
     "--trainer.learning_rate=2e-5",
@@ -69,7 +68,8 @@ def main() -> None:
     """Fine-tune, train every method, print the table."""
     known = parser(__doc__, "twin_math", [method.name for method in METHODS])
     known.add_argument("--data", type=Path, required=True)
-    known.add_argument("--seconds", type=float, default=600.0)
+    known.add_argument("--seconds", type=float, default=180.0)
+    known.add_argument("--rates", type=learning_rates, default=["1e-5", "3e-5"])
     arguments = known.parse_args()
     keep_to(known, arguments, "model", "data", "seconds")
     let_idle_threads_sleep()
@@ -80,18 +80,10 @@ def main() -> None:
     begin = out / "start.json"
     if not begin.is_file():
         begin.write_text(json.dumps(start([RECIPE], common, SAMPLES)))
-    entrants = tuned(
-        [RECIPE],
-        [method for method in METHODS if method.name in arguments.methods],
-        out / "rates",
-        score=sampled_pass_at_1,
-        common=[*common, *asked_of_training(arguments.data)],
-        budget=Budget(seconds=arguments.seconds),
-        samples=SAMPLES,
-    )
+    wanted = [method for method in METHODS if method.name in arguments.methods]
     found = results(
         [RECIPE],
-        entrants,
+        [method.at(rate) for rate in arguments.rates for method in wanted],
         out,
         common=common,
         budget=Budget(seconds=arguments.seconds),
@@ -111,11 +103,6 @@ def fine_tuned(model: Path, files: Sequence[str], out: Path) -> Path:
     return max((run / "checkpoints").glob("step-*")) / "policy"
 
 
-def asked_of_training(data: Path) -> list[str]:
-    """Return the settings of an evaluation on the first training problems."""
-    return [f"--task.test_file={data / 'train.jsonl'}", f"--evaluation.queries={TUNING_QUERIES}"]
-
-
 def sampled_pass_at_1(result: dict[str, Any]) -> float:
     """Return the share of sampled responses that are right."""
     return next(iter(result["report"]["pass_at"].values()))
@@ -130,6 +117,7 @@ def table(begin: dict[str, Any], found: Sequence[dict[str, Any]]) -> str:
         f"| {begin['greedy_pass_at_1']:.3f} | 0 |",
     ]
     for name, own in by_method(found):
+        method, _, rate = name.rpartition("-at-")
         cells = [
             spread(own, lambda result: result["steps"]),
             spread(own, lambda result: result["staleness"]),
@@ -137,8 +125,7 @@ def table(begin: dict[str, Any], found: Sequence[dict[str, Any]]) -> str:
             spread(own, lambda result: result["report"]["greedy_pass_at_1"]),
             spread(own, lambda result: result["report"]["kl"]),
         ]
-        rate = f"{own[0]['learning_rate']:g}"
-        rows.append(f"| {name} | {rate} | {len(own)} | {' | '.join(cells)} |")
+        rows.append(f"| {method} | {rate} | {len(own)} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 

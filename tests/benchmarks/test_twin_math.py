@@ -64,8 +64,8 @@ def test_entrants_train_for_their_time_and_once(tmp_path):
     build_policy(build, tmp_path / "model", seed=0)
     common = ["--model.build=none", f"--model.model_name_or_path={tmp_path / 'model'}"]
     entrants = [
-        Entrant("tba", ()),
-        Entrant("rloo", ('--objective={kind = "rloo_proximal"}',)),
+        Entrant("tba", ()).at("3e-3"),
+        Entrant("rloo", ('--objective={kind = "rloo_proximal"}',)).at("1e-3"),
     ]
     out = tmp_path / "out"
     out.mkdir()
@@ -76,7 +76,8 @@ def test_entrants_train_for_their_time_and_once(tmp_path):
         )
 
     first = found()
-    assert [(r["method"], r["seed"]) for r in first] == [("tba", 0), ("rloo", 0)]
+    assert [(r["method"], r["seed"]) for r in first] == [("tba-at-3e-3", 0), ("rloo-at-1e-3", 0)]
+    assert [r["learning_rate"] for r in first] == [3e-3, 1e-3]
     for result in first:
         assert result["seconds"] >= 2.0
         assert result["steps"] > 1
@@ -86,7 +87,8 @@ def test_entrants_train_for_their_time_and_once(tmp_path):
     begin = start([config], common, 2)
     assert abs(begin["kl"]) < 1e-3
     page = table(json.loads(json.dumps(begin)), again)
-    assert "| tba | 0.003 | 1 |" in page
+    assert "| tba | 3e-3 | 1 |" in page
+    assert "| rloo | 1e-3 | 1 |" in page
     assert page.count("\n") == 4
 
 
