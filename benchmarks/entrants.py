@@ -1,15 +1,13 @@
 """Methods side by side on one task: each trains as long as the others from the same policy.
 
 A finished entrant is kept in `out`/NAME-SEED.json and not trained again, so a second call goes on
-where the first one ended. A method can be given its own best learning rate (`tuned`). Training time
-starts when every searcher has loaded its models and ends after the step on which it is up;
-evaluation is the package's own, afterwards, of the last weights and of earlier checkpoints where
-the budget wants them.
+where the first one ended. Training time starts when every searcher has loaded its models and ends
+after the step on which it is up; evaluation is the package's own, afterwards, of the last weights
+and of earlier checkpoints where the budget wants them.
 """
 
 import argparse
 import dataclasses
-import functools
 import json
 import math
 import shutil
@@ -35,12 +33,6 @@ from tba.runtimes.resources import available_cores
 
 ENDLESS = 10**6
 """Steps of a run that its clock ends."""
-
-RATES = ("1e-6", "3e-6", "1e-5", "3e-5", "5e-5", "1e-4", "3e-4", "1e-3")
-"""Learning rates that are tried."""
-FIRST_RATE = RATES.index("1e-5")
-TUNING_SEED = 1_000
-"""Of the runs that choose a rate; no comparison has it."""
 
 Look = Callable[[Path], dict[str, Any]]
 """Reads figures from a run's folder."""
@@ -173,63 +165,6 @@ def results(
                 found.append(json.loads(path.read_text()))
             print(line(found[-1]), flush=True)
     return found
-
-
-def tuned(
-    base: Sequence[str | Config],
-    entrants: Sequence[Entrant],
-    out: Path,
-    *,
-    score: Figure,
-    common: Sequence[str],
-    budget: Budget,
-    samples: int,
-) -> list[Entrant]:
-    """Return each entrant at its own best learning rate, with `TUNING_SEED`.
-
-    Args:
-        base: As in `results`.
-        entrants: The methods.
-        out: Folder of the results that tell, made here.
-        score: What is best where it is highest.
-        common: As in `results`, but with other queries to evaluate than the comparison has.
-        budget: When a run ends that tells.
-        samples: As in `results`.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-
-    def score_of(tried: Entrant) -> float:
-        (found,) = results(
-            base,
-            [tried],
-            out,
-            common=common,
-            budget=budget,
-            seeds=[TUNING_SEED],
-            samples=samples,
-        )
-        return score(found)
-
-    return [_at_best_rate(entrant, score_of) for entrant in entrants]
-
-
-def _at_best_rate(entrant: Entrant, score_of: Callable[[Entrant], float]) -> Entrant:
-    tried = [entrant.at(rate) for rate in RATES]
-    best = climb(lambda place: score_of(tried[place]), FIRST_RATE, len(tried))
-    return Entrant(entrant.name, tried[best].overrides)
-
-
-def climb(score: Callable[[int], float], first: int, count: int) -> int:
-    """Return a place, of 0 to count - 1, whose neighbours score no better.
-
-    It goes from place to place, upwards first, and looks at none twice.
-    """
-    known = functools.cache(score)
-    best = first
-    for step in (1, -1):
-        while 0 <= best + step < count and known(best + step) > known(best):
-            best += step
-    return best
 
 
 def _result(

@@ -14,22 +14,20 @@ and of samples a step, and with staleness from the barriers of `--sync.mode barr
     online-dpo, rloo (proximal), ppo    each sample once, in the newest round
 
 Everything runs in one process on the cores that it is given, so that calls with different
-`--methods` or `--staleness` can share `--out` side by side:
+`--methods`, `--staleness` or `--rates` can share `--out` side by side:
 
     taskset -c 0 python -m benchmarks.twin_preference ... --methods tba,rloo &
     taskset -c 1 python -m benchmarks.twin_preference ... --methods online-dpo,ppo
 
-Each method has the learning rate that is its own best at `TUNING_STALENESS`, within `TUNING_KL` of
-the reference, on 64 of the training prompts and with a seed of its own. Staleness s comes of
-barriers every k = (2 s + 1) / 3 steps: 1, 2.5 and 14.5 on average by default, on the m branch;
-replay is older, and the table tells what was measured. `--out` gets table.md, pareto-STALENESS.png
-(mean over seeds) and pareto.json.
+Each method trains at each of `--rates`, with every seed, as METHOD-at-RATE-STALENESS-SEED.
+Staleness s comes of barriers every k = (2 s + 1) / 3 steps: 1, 2.5 and 14.5 on average by default,
+on the m branch; replay is older, and the table tells what was measured. `--out` gets table.md,
+pareto-STALENESS.png (mean over seeds) and pareto.json.
 """
 
 import argparse
 import dataclasses
 import json
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -39,7 +37,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from benchmarks import gold_judge, preference_data
-from benchmarks.arguments import keep_to
+from benchmarks.arguments import counts, keep_to, learning_rates
 from benchmarks.entrants import (
     Budget,
     Entrant,
@@ -49,7 +47,6 @@ from benchmarks.entrants import (
     results,
     spread,
     start,
-    tuned,
 )
 from tba import pareto
 from tba.api import let_idle_threads_sleep
@@ -97,11 +94,8 @@ METHODS = (
     Entrant("rloo", ('--objective={kind = "rloo_proximal"}', *ONCE)),
     Entrant("ppo", ('--objective={kind = "ppo"}', *ONCE)),
 )
-TUNING_STALENESS = 2
-TUNING_KL = 10.0
-"""Nats from the reference beyond which a rate is too high: the judge is gamed there."""
 FIGURES: dict[str, Figure] = {
-    "staleness": lambda result: result["staleness"],
+    "measured": lambda result: result["staleness"],
     "gold win rate": lambda result: result["report"]["measured"]["win_rate_reference"],
     "gold reward": lambda result: result["report"]["measured"]["gold_reward"],
     "proxy reward": lambda result: result["report"]["measured"]["reward"],
@@ -120,7 +114,8 @@ def main() -> None:
     known.add_argument("--data", type=Path, required=True)
     known.add_argument("--embedder", type=Path, required=True)
     known.add_argument("--steps", type=int, default=40)
-    known.add_argument("--staleness", type=levels, default=[1, 2, 15])
+    known.add_argument("--staleness", type=counts, default=[1, 2, 15])
+    known.add_argument("--rates", type=learning_rates, default=["3e-5"])
     arguments = known.parse_args()
     keep_to(known, arguments, "model", "data", "embedder", "steps")
     let_idle_threads_sleep()
@@ -128,14 +123,6 @@ def main() -> None:
         compare(arguments)
     except UserError as error:
         known.error(str(error))
-
-
-def levels(text: str) -> list[int]:
-    """Read degrees of staleness."""
-    found = [int(word) for word in text.split(",")]
-    if min(found) < 1:
-        raise argparse.ArgumentTypeError(f"staleness {min(found)} is below 1, a barrier's least")
-    return found
 
 
 def compare(arguments: argparse.Namespace) -> None:
@@ -152,8 +139,7 @@ def compare(arguments: argparse.Namespace) -> None:
         if not begin.is_file():
             begin.write_text(json.dumps(start([], proxied, SAMPLES)))
     budget = Budget(steps=arguments.steps, checkpoints=CHECKPOINTS)
-    on_train = [*proxied, f"--task.test_file={files.train}"]
-    wanted = entrants(at_best_rates(arguments, on_train), arguments.staleness)
+    wanted = entrants(arguments.methods, arguments.rates, arguments.staleness)
     seeds = range(arguments.seeds)
     results([], wanted, out, common=proxied, budget=budget, seeds=seeds, samples=SAMPLES)
     found = finished(out)
@@ -164,42 +150,23 @@ def compare(arguments: argparse.Namespace) -> None:
     picture(initial, found, out)
 
 
-def at_best_rates(arguments: argparse.Namespace, common: Sequence[str]) -> list[Entrant]:
-    """Return the wanted methods, each at its rate that is best at `TUNING_STALENESS`.
-
-    Args:
-        arguments: The program's.
-        common: Settings of all, with the prompts of the evaluations that tell.
-    """
-    return tuned(
-        [],
-        methods(arguments.methods),
-        arguments.out / "rates",
-        score=liked,
-        common=[*common, f"--sync.sync_every={sync_every(TUNING_STALENESS)}"],
-        budget=Budget(steps=arguments.steps),
-        samples=SAMPLES,
-    )
-
-
-def liked(result: dict[str, Any]) -> float:
-    """Return the gold reward of a policy at most `TUNING_KL` from the reference, else -infinity."""
-    if FIGURES["KL, nats"](result) > TUNING_KL:
-        return -math.inf
-    return FIGURES["gold reward"](result)
-
-
 def finished(out: Path) -> list[dict[str, Any]]:
-    """Return all results in a folder, those of other calls too: by staleness, method and seed."""
+    """Return all results in a folder, of other calls too: by staleness, method, rate and seed."""
     order = [method.name for method in METHODS]
-    files = [file for name in order for file in out.glob(f"{name}-[0-9]*-[0-9]*.json")]
-    found = [json.loads(file.read_text()) for file in files]
+    found = [json.loads(file.read_text()) for file in out.glob("*-at-*-*-*.json")]
 
-    def place(result: dict[str, Any]) -> tuple[int, int, int]:
-        name, _, staleness = result["method"].rpartition("-")
-        return int(staleness), order.index(name), result["seed"]
+    def place(result: dict[str, Any]) -> tuple[int, int, float, int]:
+        method, rate, staleness = parts(result["method"])
+        return staleness, order.index(method), float(rate), result["seed"]
 
     return sorted(found, key=place)
+
+
+def parts(name: str) -> tuple[str, str, int]:
+    """Return the method, the rate and the staleness of METHOD-at-RATE-STALENESS."""
+    at_rate, _, staleness = name.rpartition("-")
+    method, _, rate = at_rate.rpartition("-at-")
+    return method, rate, int(staleness)
 
 
 def task_files(files: preference_data.Files) -> list[str]:
@@ -207,17 +174,13 @@ def task_files(files: preference_data.Files) -> list[str]:
     return [f"--task.train_file={files.train}", f"--task.test_file={files.test}"]
 
 
-def methods(names: Sequence[str]) -> list[Entrant]:
-    """Return the methods of these names, in the order of all."""
-    return [method for method in METHODS if method.name in names]
-
-
-def entrants(wanted: Sequence[Entrant], staleness: Sequence[int]) -> list[Entrant]:
-    """Return each method at each staleness, which is a part of its name."""
+def entrants(names: Sequence[str], rates: Sequence[str], staleness: Sequence[int]) -> list[Entrant]:
+    """Return each method at each rate and staleness, which are parts of its name."""
+    tried = [method.at(rate) for method in METHODS if method.name in names for rate in rates]
     return [
-        Entrant(f"{m.name}-{s}", (*m.overrides, f"--sync.sync_every={sync_every(s)}"))
+        Entrant(f"{t.name}-{s}", (*t.overrides, f"--sync.sync_every={sync_every(s)}"))
         for s in staleness
-        for m in wanted
+        for t in tried
     ]
 
 
@@ -241,14 +204,14 @@ def table(begin: dict[str, Any], found: Sequence[dict[str, Any]]) -> str:
     first = {"staleness": 0.0, "report": begin}
     at_first = " | ".join(f"{figure(first):.3f}" for figure in FIGURES.values())
     rows = [
-        f"| method-staleness | rate | seeds | steps | {' | '.join(FIGURES)} |",
+        f"| staleness | method | rate | seeds | {' | '.join(FIGURES)} |",
         "|---" * (4 + len(FIGURES)) + "|",
-        f"| (start) | | | 0 | {at_first} |",
+        f"| | (start) | | | {at_first} |",
     ]
     for name, own in by_method(found):
         cells = (spread(own, figure) for figure in FIGURES.values())
-        rate, steps = f"{own[0]['learning_rate']:g}", own[0]["steps"]
-        rows.append(f"| {name} | {rate} | {len(own)} | {steps} | {' | '.join(cells)} |")
+        method, rate, staleness = parts(name)
+        rows.append(f"| {staleness} | {method} | {rate} | {len(own)} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
@@ -256,14 +219,14 @@ def picture(begin: dict[str, Any], found: Sequence[dict[str, Any]], out: Path) -
     """Draw win rate over KL, a picture a staleness, by `tba pareto`'s own code."""
     all_curves = curves(begin, found)
     write([asdict(curve) for curve in all_curves], out / "pareto.json")
-    for staleness in dict.fromkeys(curve.run.rpartition("-")[2] for curve in all_curves):
-        own = [curve for curve in all_curves if curve.run.rpartition("-")[2] == staleness]
+    for staleness in dict.fromkeys(parts(curve.run)[2] for curve in all_curves):
+        own = [curve for curve in all_curves if parts(curve.run)[2] == staleness]
         if not pareto.draw_picture(own, out / f"pareto-{staleness}.png"):
             print("no picture: it needs the extra report (matplotlib)")
 
 
 def curves(begin: dict[str, Any], found: Sequence[dict[str, Any]]) -> list[Curve]:
-    """Return a curve for each method and staleness, whose points are means over seeds."""
+    """Return a curve for each method, rate and staleness, whose points are means over seeds."""
     initial = Point(0, mean_report([begin]))
     drawn = []
     for name, own in by_method(found):

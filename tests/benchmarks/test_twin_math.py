@@ -4,17 +4,12 @@ import json
 
 import pytest
 from benchmarks.entrants import (
-    FIRST_RATE,
-    RATES,
-    TUNING_SEED,
     Budget,
     Entrant,
     by_method,
-    climb,
     results,
     spread,
     start,
-    tuned,
 )
 from benchmarks.twin_math import COMMON, METHODS, RECIPE, table
 
@@ -33,26 +28,6 @@ def test_every_method_is_a_variant_of_the_recipe_that_can_run():
     for config in configs:  # so a queue's batch is a search batch
         assert config.search.queries_per_batch == config.trainer.queries_per_batch
         assert config.search.samples_per_query == config.trainer.samples_per_query
-
-
-@pytest.mark.parametrize(
-    ("scores", "best", "looked_at"),
-    [
-        ([0, 1, 2, 3, 2], 3, [2, 3, 4]),  # upwards: what is below the first is worse than it
-        ([0, 3, 2, 1, 4], 1, [0, 1, 2, 3]),  # downwards; beyond a worse one nobody looks
-        ([1, 1, 1, 1, 1], 2, [1, 2, 3]),
-        ([5, 4, 3, 2, 1], 0, [0, 1, 2, 3]),
-    ],
-)
-def test_a_rate_is_found_by_climbing(scores, best, looked_at):
-    seen = []
-
-    def score(place):
-        seen.append(place)
-        return scores[place]
-
-    assert climb(score, 2, len(scores)) == best
-    assert sorted(seen) == looked_at
 
 
 @pytest.mark.slow
@@ -90,32 +65,6 @@ def test_entrants_train_for_their_time_and_once(tmp_path):
     assert "| tba | 3e-3 | 1 |" in page
     assert "| rloo | 1e-3 | 1 |" in page
     assert page.count("\n") == 4
-
-
-def test_each_method_is_tuned_apart_from_the_comparison(tmp_path, monkeypatch):
-    asked = []
-
-    def results_of(base, entrants, out, **options):
-        (entrant,) = entrants
-        asked.append((entrant.name, tuple(options["seeds"]), out))
-        rate = float(entrant.overrides[-1].partition("=")[2])
-        return [{"score": -abs(rate - 3e-5)}]
-
-    monkeypatch.setattr("benchmarks.entrants.results", results_of)
-    (found,) = tuned(
-        [],
-        [Entrant("ppo", ("--x=1",))],
-        tmp_path / "rates",
-        score=lambda result: result["score"],
-        common=(),
-        budget=Budget(steps=1),
-        samples=1,
-    )
-    assert found == Entrant("ppo", ("--x=1", "--trainer.learning_rate=3e-5"))
-    assert RATES[FIRST_RATE] == "1e-5"
-    assert {name for name, *_ in asked} == {"ppo-at-1e-5", "ppo-at-3e-5", "ppo-at-5e-5"}
-    assert len(asked) == 3
-    assert {(seeds, out) for _, seeds, out in asked} == {((TUNING_SEED,), tmp_path / "rates")}
 
 
 def test_spread_is_mean_and_standard_error():
