@@ -1,11 +1,10 @@
 """`tba doctor`."""
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tba.cli.app import EXIT_FAILED, app
+from tba.cli.app import EXIT_FAILED, app, wide_console
 
 
 @app.command()
@@ -17,6 +16,6 @@ def doctor() -> None:
     table = Table("", "found", "to get what is missing", box=None, pad_edge=False)
     for finding in findings:
         table.add_row(*map(Text, (finding.what, finding.found, finding.remedy)))
-    Console().print(table)
+    wide_console().print(table)
     if any(finding.is_fatal for finding in findings):
         raise typer.Exit(EXIT_FAILED)

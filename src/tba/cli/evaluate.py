@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from tba import api
-from tba.cli.app import SETTINGS_ALLOWED, ConfigurableCommand, app, split
+from tba.cli.app import SETTINGS_ALLOWED, ConfigurableCommand, app, split, wide_console
 from tba.config import Config
 from tba.config.load import load_config
 from tba.config.toml import literal
@@ -57,7 +56,7 @@ def evaluate(
     table = Table(title=f"{report.policy}: {report.queries} held-out queries", show_header=False)
     for name, value in report.lines():
         table.add_row(name, value)
-    Console().print(table)
+    wide_console().print(table)
 
 
 def _evaluation_config(source: str, task: str | None, overrides: list[str]) -> Config:

@@ -5,10 +5,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from tba import api
-from tba.cli.app import EXIT_INTERRUPTED, SETTINGS_ALLOWED, ConfigurableCommand, app, end, split
+from tba.cli.app import (
+    EXIT_INTERRUPTED,
+    SETTINGS_ALLOWED,
+    ConfigurableCommand,
+    app,
+    end,
+    split,
+    wide_console,
+)
 from tba.config.load import dump_toml, load_config, recipes
 from tba.errors import ConfigError
 
@@ -85,7 +92,7 @@ def _report(summary: "Summary", folder: Path) -> None:
         advice = f"go on with: tba train --resume {folder}"
         raise end(f"{summary.detail} after {summary.steps} steps; {advice}", EXIT_INTERRUPTED)
     if summary.before is not None and summary.after is not None:
-        Console().print(results_table(summary.before, summary.after))
+        wide_console().print(results_table(summary.before, summary.after))
     elif summary.detail:
         print(summary.detail)
     policy = step_folder(RunFolder(folder).checkpoints, summary.steps) / "policy"
