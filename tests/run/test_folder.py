@@ -138,6 +138,16 @@ def test_a_new_run_that_fails_before_it_began_leaves_the_older_one(tmp_path, con
     assert contents(tmp_path) == before
 
 
+def test_a_run_that_fails_before_it_began_leaves_no_folder_that_was_not_there(tmp_path, config):
+    for was_there in (False, True):
+        path = tmp_path / str(was_there)
+        if was_there:
+            path.mkdir()
+        with pytest.raises(KeyboardInterrupt), RunFolder.create(path, config):
+            raise KeyboardInterrupt
+        assert path.exists() == was_there
+
+
 def test_a_new_run_that_fails_after_it_began_stays(tmp_path, config):
     with RunFolder.create(tmp_path, config) as folder:
         fill(folder)

@@ -66,7 +66,8 @@ class RunFolder:
 
         A run that failed before it had found anything leaves nothing to keep: its folder counts as
         empty.
-        If the block fails before it has called `begun`, the folder is put back as it was.
+        If the block fails before it has called `begun`, the folder is put back as it was, one that
+        was not there is removed.
 
         Raises:
             RunFolderError: the folder is in use, already used (unless `clean`), or no run's.
@@ -74,6 +75,7 @@ class RunFolder:
         """
         folder = cls(path)
         folder._refuse_foreign()
+        is_new = not path.exists()
         with storage_errors(f"run folder {path}"):
             path.mkdir(parents=True, exist_ok=True)
         with folder._locked():
@@ -87,7 +89,8 @@ class RunFolder:
                     folder._prepare(config)
                 yield folder
             except BaseException:
-                folder._restore()
+                if folder._restore() and is_new:
+                    shutil.rmtree(path, ignore_errors=True)
                 raise
             folder.begun()
 
@@ -260,14 +263,15 @@ class RunFolder:
             moved.parent.mkdir(parents=True, exist_ok=True)
             path.rename(moved)
 
-    def _restore(self) -> None:
-        """Remove what a run that has not begun made, and put the older one back."""
+    def _restore(self) -> bool:
+        """Remove what a run made, and put the older one back, unless it had begun; say whether."""
         if not self._replaced.exists():
-            return
+            return False
         for path in self._made():
             _delete(path)
         self._move(self._replaced, self.path)
         self.begun()
+        return True
 
 
 def _made_in(folder: Path) -> list[Path]:
