@@ -81,7 +81,10 @@ def test_tags_come_before_boxes():
     ("settings", "message"),
     [
         ({"dataset": "chain_sums"}, "no data set 'chain_sums': did you mean chain_sum"),
-        ({"options": {"terms": 2}}, "cannot make data set chain_sum .*'terms'"),
+        (
+            {"options": {"terms": 2}},
+            "cannot make data set chain_sum .*'terms'.*: it has the options min_terms,",
+        ),
         ({"options": {"min_terms": 9}}, "cannot make data set chain_sum .*max_terms"),
         (
             {"options": {"max_terms": 2, "max_digits": 1}, "train_queries": 5000},

@@ -173,7 +173,7 @@ def test_an_attack_beyond_the_victims_positions_is_excluded(config_of, policy):
 
 
 def test_a_classifier_that_returns_no_probability_is_refused(config_of, policy):
-    with pytest.raises(UserCodeError, match=r"shouts returned \[2.0.* expected a probability"):
+    with pytest.raises(UserCodeError, match=r"shouts returned 2.0, expected a prob.* each of \d"):
         grade(config_of("shouts"), policy.tokenizer, ["abcd"])
 
 

@@ -12,7 +12,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 import torch
@@ -130,9 +130,10 @@ def _by_function(
     takes_attacks = "attacks" in inspect.signature(function).parameters
     more = {"attacks": list(attacks)} if takes_attacks else {}
     found = list(function(list(answers), **more))
-    if len(found) != len(answers) or not all(0 <= p <= 1 for p in found):
-        raise UserCodeError(
-            f"classifier {name} returned {found!r:.80} for {len(answers)} texts, expected a "
-            "probability, 0 to 1, for each"
-        )
+    expected = f"expected a probability, 0 to 1, for each of {len(answers)} texts"
+    if len(found) != len(answers):
+        raise UserCodeError(f"classifier {name} returned {len(found)} values, {expected}")
+    for p in found:
+        if not isinstance(p, SupportsFloat) or not 0 <= float(p) <= 1:
+            raise UserCodeError(f"classifier {name} returned {p!r:.80}, {expected}")
     return [float(p) for p in found]

@@ -8,6 +8,7 @@ Item i of seed s is, in nearly every data set, item i + 1 of seed s - 1. Trainin
 questions are therefore different items of one seed, and no question is drawn twice.
 """
 
+import dataclasses
 import difflib
 import json
 from collections.abc import Sequence
@@ -131,7 +132,7 @@ def _draw(config: GymTaskConfig) -> list[Row]:
     except (AssertionError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"reasoning-gym cannot make data set {config.dataset} with task.options = {options} "
-            f"({describe(error)}): see the options of its configuration class"
+            f"({describe(error)}): it has the options {', '.join(_options_of(config.dataset))}"
         ) from error
     raise ConfigError(
         f"task.train_queries + task.test_queries is {wanted}, but {_DRAWS * wanted} draws from "
@@ -156,6 +157,13 @@ def _check_name(name: str) -> None:
 @lru_cache(maxsize=8)
 def _create(name: str, options: str, seed: int = 0, size: int = 1) -> Any:
     return _library().create_dataset(name, seed=seed, size=size, **json.loads(options))
+
+
+def _options_of(name: str) -> list[str]:
+    """Return the names of a data set's options, of which the task sets two itself."""
+    _, configuration = _library().factory.DATASETS[name]
+    own = {"seed", "size"}
+    return [field.name for field in dataclasses.fields(configuration) if field.name not in own]
 
 
 def _as_json(options: dict[str, Any]) -> str:
