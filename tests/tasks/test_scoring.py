@@ -103,6 +103,12 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     right = float(solution_str == ground_truth)
     return {"score": right, "length": 1} if right else right
 
+def tokens_if_any(completions, **columns):
+    return [len(ids) for ids in columns.get("completion_ids", [])] or [-1] * len(completions)
+
+def tokens_needed(completions, completion_ids):
+    return [len(ids) for ids in completion_ids]
+
 def pid(completions):
     return [os.getpid()] * len(completions)
 
@@ -154,6 +160,17 @@ def test_function_gets_what_it_asks_for(spec_of):
     with Scorer(spec_of("columns_of")) as scorer:
         scores = score(scorer, ["a", "b"], queries)
     assert rewards(scores) == [0.5, 0.75], scores
+
+
+def test_only_sampled_texts_have_tokens(spec_of):
+    with Scorer(spec_of("tokens_if_any")) as scorer:
+        assert rewards(score(scorer, ["a", "b"])) == [1.0, 1.0]
+        assert rewards(scorer.score([query(), query()], ["a", "b"], tokens=None)) == [-1.0, -1.0]
+    with (
+        Scorer(spec_of("tokens_needed")) as scorer,
+        pytest.raises(UserCodeError, match="needs a parameter 'completion_ids', but there is"),
+    ):
+        scorer.score([query()], ["a"], tokens=None)
 
 
 def test_message_prompts_get_message_completions(spec_of):

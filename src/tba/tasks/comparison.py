@@ -98,12 +98,9 @@ def distinct(texts: Sequence[str], n: int) -> float | None:
 def _scores(scorer: Scorer, queries: Sequence[Query], texts: Sequence[str]) -> Scores:
     """Return the judge's score of each text, NaN where it failed; shape [text]."""
     scores: list[float] = []
-    no_tokens = np.zeros(0, dtype=np.int32)  # a judge reads texts, of which some were never sampled
     for first in range(0, len(texts), JUDGED_AT_A_TIME):
         batch = texts[first : first + JUDGED_AT_A_TIME]
-        judged = scorer.score(
-            queries[first : first + JUDGED_AT_A_TIME], batch, [no_tokens] * len(batch)
-        )
+        judged = scorer.score(queries[first : first + JUDGED_AT_A_TIME], batch, tokens=None)
         scores += [s.reward for s in judged]
         if np.isnan(scores).all():
             first_failure = next(s for s in judged if s.outcome is not Outcome.OK)

@@ -72,9 +72,16 @@ class Scorer:
         self._stop()
 
     def score(
-        self, queries: Sequence[Query], texts: Sequence[str], tokens: Sequence[Int32]
+        self, queries: Sequence[Query], texts: Sequence[str], tokens: Sequence[Int32] | None
     ) -> list[Score]:
-        """Score each text as a response to the query at the same position."""
+        """Score each text as a response to the query at the same position.
+
+        Args:
+            queries: What was asked.
+            texts: The responses.
+            tokens: Theirs; None where the policy did not sample them, so that nothing is known of
+                their ends, and a function that needs `completion_ids` is refused.
+        """
         if not texts:
             return []
         reply = self._call(_request(queries, texts, tokens))
@@ -84,14 +91,14 @@ class Scorer:
             return [_failure(reply)]
         scores: list[Score] = []
         lost: list[Outcome] = []
-        for query, text, ids in zip(queries, texts, tokens, strict=True):
+        for i, (query, text) in enumerate(zip(queries, texts, strict=True)):
             if len(lost) == MAX_LOST:
                 how = "hung" if lost[-1] is Outcome.TIMEOUT else "ended the scoring process"
                 scores.append(
                     _failed(lost[-1], f"not tried: {len(lost)} responses before it {how}")
                 )
                 continue
-            scores.extend(self.score([query], [text], [ids]))
+            scores.extend(self.score([query], [text], None if tokens is None else [tokens[i]]))
             if self._child is None:
                 lost.append(scores[-1].outcome)
         return scores
@@ -181,11 +188,13 @@ def _kill(child: subprocess.Popen[bytes], overran: threading.Event | None = None
         return  # it was gone already
 
 
-def _request(queries: Sequence[Query], texts: Sequence[str], tokens: Sequence[Int32]) -> Request:
+def _request(
+    queries: Sequence[Query], texts: Sequence[str], tokens: Sequence[Int32] | None
+) -> Request:
     names = dict.fromkeys(name for q in queries for name in q.columns if name != "prompt")
     columns: dict[str, list[Any]] = {name: [q.columns.get(name) for q in queries] for name in names}
     prompts = [q.columns.get("prompt", q.prompt) for q in queries]
-    return Request(prompts, list(texts), list(tokens), columns)
+    return Request(prompts, list(texts), None if tokens is None else list(tokens), columns)
 
 
 def _score(value: float | None, extras: Mapping[str, Float32]) -> Score:

@@ -41,8 +41,8 @@ class Request:
     """What the user's rows held: strings or message lists."""
     texts: list[str]
     """Decoded responses."""
-    tokens: list[Int32]
-    """Their tokens."""
+    tokens: list[Int32] | None
+    """Their tokens; None of texts that the policy did not sample."""
     columns: dict[str, list[Any]]
     """The rows' other columns, by name."""
 
@@ -189,16 +189,16 @@ def evaluate(functions: Sequence[RewardFunction], request: Request, spec: Reward
         "completions": [
             _completion(p, t) for p, t in zip(request.prompts, request.texts, strict=True)
         ],
-        "completion_ids": [tokens.tolist() for tokens in request.tokens],
     }
+    if request.tokens is not None:
+        arguments["completion_ids"] = [tokens.tolist() for tokens in request.tokens]
     columns = [[(_weigh(g.reward, f.weight), g.extras) for g in f(arguments)] for f in functions]
     rows = list(zip(*columns, strict=True))  # [function, response] -> [response, function]
     totals = [_total([reward for reward, _ in row]) for row in rows]
+    if request.tokens is not None:
+        totals = [_penalised(*one, spec) for one in zip(totals, request.tokens, strict=True)]
     return Rewards(
-        values=[
-            _penalised(total, tokens, spec)
-            for total, tokens in zip(totals, request.tokens, strict=True)
-        ],
+        values=totals,
         extras=[{k: v for _, extras in row for k, v in extras.items()} for row in rows],
     )
 
