@@ -2,11 +2,14 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from factories import distinct
 from tba.buffer import ReplayBuffer
+from tba.run.checkpoint import steps_kept
 from tba.run.rollouts import RolloutLog, encode
 from tba.session import Session
-from tiny_runs import tiny_config
+from tiny_runs import tiny_config, train
 
 
 def versions(buffer: ReplayBuffer) -> list[list[int]]:
@@ -37,6 +40,18 @@ def test_versions_of_lost_futures_stay_capped_in_every_later_sitting(tmp_path):
         rebuilt = session._rebuild_buffer(checkpoint(session._resumptions), version=30)
         assert versions(rebuilt.buffer) == [[4, 4], [6, 6], [8], [14], [25]]
         assert rebuilt.next_ticket == 26
+
+
+@pytest.mark.parametrize(("sync_every", "kept"), [(1, [3, 6, 7]), (2, [4, 7])])
+def test_checkpoints_are_as_many_steps_apart_as_asked_the_first_one_too(tmp_path, sync_every, kept):
+    config = tiny_config(
+        tmp_path,
+        trainer={"steps": 7},
+        sync={"sync_every": sync_every},
+        checkpoint={"every": 3, "keep": 9},
+    )
+    train(tmp_path, config)
+    assert steps_kept(tmp_path / "run" / "checkpoints") == kept
 
 
 def checkpoint(resumptions=()):

@@ -218,7 +218,7 @@ class Session:
         if evaluate and inline:
             self._evaluate()  # before the checkpoint, so that a resumed run has it too
         save = self._config.checkpoint.every
-        if save and step - self._saved_step >= save:
+        if save and step - max(self._saved_step, 0) >= save:
             self._save()
         if evaluate and not inline:
             self._background.start(self._save())
