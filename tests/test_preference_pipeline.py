@@ -63,7 +63,7 @@ queries = 4
 every = 2
 
 [checkpoint]
-every = 3
+every = 2
 keep = 5
 """
 MEASURES = {
