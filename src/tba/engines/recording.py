@@ -14,6 +14,7 @@ class Recording:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._records = device.type == "cuda"
         self._warm = False
         self._key: Hashable = None
@@ -28,6 +29,7 @@ class Recording:
         if self._graph is None or key != self._key:
             self._graph = torch.cuda.CUDAGraph()
             self._key = key
-            with torch.cuda.graph(self._graph):
+            # a recording is of the current GPU's stream, and a searcher's need not be the first GPU
+            with torch.cuda.device(self._device), torch.cuda.graph(self._graph):
                 work()
         self._graph.replay()
