@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from tba.config import Config
 from tba.objectives.base import Objective, declared
 from tba.policy.adapters import trained_parameters
+from tba.policy.forward import to_device
 from tba.policy.heads import Heads
 from tba.policy.log_probs import ResponseOutputs, response_outputs
 from tba.policy.precision import autocast_dtype
@@ -116,8 +117,9 @@ class Inputs:
 
     def _named(self, micro: Batch, names: Sequence[str], facts: StepFacts) -> dict[str, Input]:
         eos_ids = self._eos_ids if "log_stop" in names else ()
+        index = to_device(micro.index, self._model.device)
         outputs = self._outputs(self._model, micro, eos_ids)
-        return {name: self._one(name, micro, outputs, facts) for name in names}
+        return {name: self._one(name, micro, index, outputs, facts) for name in names}
 
     def _outputs(
         self, model: PreTrainedModel, micro: Batch, eos_ids: Sequence[int] = ()
@@ -132,11 +134,12 @@ class Inputs:
             eos_ids=eos_ids,
         )
 
-    def _one(self, name: str, micro: Batch, outputs: ResponseOutputs, facts: StepFacts) -> Input:
-        like = outputs.log_pi
+    def _one(
+        self, name: str, micro: Batch, index: Tensor, outputs: ResponseOutputs, facts: StepFacts
+    ) -> Input:
         match name:
             case "mean_reward":
-                return like.new_tensor(facts.mean_reward)
+                return outputs.log_pi.new_full((), facts.mean_reward)
             case "mean_tokens":
                 return facts.mean_tokens
             case "progress":
@@ -145,7 +148,6 @@ class Inputs:
                 return self._max_tokens
             case "log_z":
                 return self.heads.log_z(outputs.prompt_means())
-        index = torch.from_numpy(micro.index).to(like.device)
         return self._of_rows(name, micro, outputs)[index]  # [row, ...] -> [query, sample, ...]
 
     def _of_rows(self, name: str, micro: Batch, outputs: ResponseOutputs) -> Tensor:
@@ -156,7 +158,7 @@ class Inputs:
             case "value":
                 found = self.heads.value(outputs.states())
             case "reward" | "finished":
-                found = torch.from_numpy(getattr(micro, name)).to(like.device)
+                found = to_device(getattr(micro, name), like.device)
             case "log_ref" | "log_mu":
                 found = _padded(getattr(micro, name), like)
             case "log_old":
@@ -164,7 +166,8 @@ class Inputs:
                 with torch.no_grad():
                     found = self._outputs(self.anchor.model, micro).log_pi
             case "log_z_star":
-                found = like.new_tensor([values[0] for values in micro.extras[name]])
+                first = np.array([values[0] for values in micro.extras[name]], dtype=np.float32)
+                found = to_device(first, like.device)
             case _:
                 found = _padded(micro.extras[name], like)
         return found
@@ -174,7 +177,10 @@ def slices(
     prepared: Mapping[str, Tensor], queries: Sequence[int], longest: int
 ) -> dict[str, Tensor]:
     """Return the part of a preparation that belongs to a micro-batch."""
-    return {name: values[list(queries), :, :longest] for name, values in prepared.items()}
+    return {
+        name: values[to_device(np.asarray(queries), values.device), :, :longest]
+        for name, values in prepared.items()
+    }
 
 
 def _joined(parts: Sequence[Input], order: Int64, longest: int) -> Input:
@@ -184,7 +190,7 @@ def _joined(parts: Sequence[Input], order: Int64, longest: int) -> Input:
     tensors = [part for part in parts if isinstance(part, Tensor)]
     if tensors[0].ndim == 3:  # [query, sample, token]
         tensors = [nn.functional.pad(part, (0, longest - part.shape[2])) for part in tensors]
-    return torch.cat(tensors)[torch.from_numpy(order).to(tensors[0].device)]
+    return torch.cat(tensors)[to_device(order, tensors[0].device)]
 
 
 def _padded(rows: Sequence[Float32], like: Tensor) -> Tensor:
@@ -192,4 +198,4 @@ def _padded(rows: Sequence[Float32], like: Tensor) -> Tensor:
     padded = np.zeros(tuple(like.shape), dtype=np.float32)
     for row, values in zip(padded, rows, strict=True):
         row[: len(values)] = values
-    return torch.from_numpy(padded).to(like.device)
+    return to_device(padded, like.device)
