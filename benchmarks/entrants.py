@@ -29,6 +29,7 @@ from tba.config.load import load_config
 from tba.eval import Pair, evaluate_models
 from tba.records import StepReport
 from tba.run.checkpoint import load_step, steps_kept
+from tba.run.durable import replace_file
 from tba.runtimes.resources import available_cores
 
 ENDLESS = 10**6
@@ -160,7 +161,7 @@ def results(
                 own = [f"--seed={seed}", *budget.overrides()]
                 config = load_config(base, [*common, *entrant.overrides, *own])
                 found.append(_result(entrant, config, path, Clock(budget.seconds), samples, look))
-                path.write_text(json.dumps(found[-1]))
+                replace_file(path, [json.dumps(found[-1]).encode()])
             else:
                 found.append(json.loads(path.read_text()))
             print(line(found[-1]), flush=True)

@@ -54,6 +54,7 @@ from tba.config.load import load_config
 from tba.curves import Curve, Point, write
 from tba.errors import UserError
 from tba.eval import PolicyReport
+from tba.run.durable import replace_file
 
 JUDGE = f"{Path(gold_judge.__file__).resolve()}:judge"
 CHECKPOINTS = 2
@@ -137,17 +138,18 @@ def compare(arguments: argparse.Namespace) -> None:
         proxy = preference_data.train_proxy(arguments.embedder, files)
         begin = out / "start.json"
         if not begin.is_file():
-            begin.write_text(json.dumps(start([], proxied, SAMPLES)))
+            replace_file(begin, [json.dumps(start([], proxied, SAMPLES)).encode()])
     budget = Budget(steps=arguments.steps, checkpoints=CHECKPOINTS)
     wanted = entrants(arguments.methods, arguments.rates, arguments.staleness)
     seeds = range(arguments.seeds)
     results([], wanted, out, common=proxied, budget=budget, seeds=seeds, samples=SAMPLES)
-    found = finished(out)
-    initial = json.loads(begin.read_text())
-    page = f"{proxy_line(proxy)}\n\n{table(initial, found)}"
-    (out / "table.md").write_text(page + "\n")
-    print(page)
-    picture(initial, found, out)
+    with preference_data.alone(out):
+        found = finished(out)
+        initial = json.loads(begin.read_text())
+        page = f"{proxy_line(proxy)}\n\n{table(initial, found)}"
+        (out / "table.md").write_text(page + "\n")
+        print(page)
+        picture(initial, found, out)
 
 
 def finished(out: Path) -> list[dict[str, Any]]:
