@@ -134,3 +134,11 @@ def test_attacks_have_no_demonstrations(setting):
 def test_adapters_change_some_layer():
     with pytest.raises(ConfigError, match="target_modules"):
         load_config(["arithmetic"], ["--model.lora.target_modules=[]"])
+
+
+def test_smoothing_at_a_reward_that_no_attack_has_is_refused():
+    overrides = ["--task.train_file=attacks.jsonl", "--objective.kind=mle_smoothing"]
+    with pytest.raises(ConfigError, match=r"reward_threshold is 0.7, but rewards of red-teaming"):
+        load_config(["redteam-gpt2"], overrides)
+    low = load_config(["redteam-gpt2"], [*overrides, "--objective.reward_threshold=-0.36"])
+    assert low.objective.reward_threshold == -0.36

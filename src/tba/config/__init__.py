@@ -14,6 +14,7 @@ from tba.config.objectives import (
     A3CConfig,
     AStarPOConfig,
     CustomObjectiveConfig,
+    MleSmoothingConfig,
     ObjectiveConfig,
     SftConfig,
     SubTrajectoryBalanceConfig,
@@ -275,6 +276,21 @@ class Config(Section):
                 f"objective.kind is {self.objective.kind} and sync.reference_reset_every "
                 f"{self.sync.reference_reset_every}, but what searchers compute for this objective "
                 "belongs to the reference they had: leave sync.reference_reset_every out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _smoothing_keeps_something(self) -> Self:
+        own = self.objective
+        if (
+            isinstance(own, MleSmoothingConfig)
+            and isinstance(self.task, RedteamTaskConfig)
+            and own.reward_threshold >= 0
+        ):
+            raise ValueError(
+                f"objective.reward_threshold is {own.reward_threshold:g}, but rewards of "
+                "red-teaming are mean log-probabilities, none of them above 0: set it to that of "
+                "the probability you mean, such as -0.36 for .7"
             )
         return self
 

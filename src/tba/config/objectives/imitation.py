@@ -47,6 +47,6 @@ class MleSmoothingConfig(Section):
     kind: Literal["mle_smoothing"] = "mle_smoothing"
     """Objective kind."""
     reward_threshold: float = 0.7
-    """Raw reward that a sample has to exceed."""
+    """Raw reward that a sample has to exceed; of red-teaming, a mean log-probability (-0.36)."""
     log_ref_threshold: float = -100.0
     """Log-probability of the whole response under the reference that a sample has to exceed."""
