@@ -168,6 +168,20 @@ def test_smoothing_learns_the_successful_attacks_from_the_initial_model(run):
     assert "exists already" in again.stderr
 
 
+def test_smoothing_of_a_run_that_was_killed_before_its_first_attack(run, tmp_path):
+    for name in ("config.json", "tba.lock"):
+        (tmp_path / name).write_bytes((run / name).read_bytes())
+    result = CliRunner().invoke(app, ["smooth", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "has no attacks yet: let it search first" in " ".join(result.stderr.split())
+
+
+def test_smoothing_refuses_a_bound_that_is_no_number(run):
+    result = CliRunner().invoke(app, ["smooth", str(run), "--min-log-ref", "nan"])
+    assert result.exit_code == 2
+    assert "--min-log-ref is nan, expected a number" in result.stderr
+
+
 def test_smoothing_says_when_nothing_was_good_enough(run):
     result = CliRunner().invoke(app, ["smooth", str(run), "--threshold", "1", "--out", "nowhere"])
     assert result.exit_code == 2

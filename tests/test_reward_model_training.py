@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from tba import reward_model_training
 from tba.cli import app
 from tba.config.reward_model import RewardModelConfig
-from tba.errors import DataError, ModelError
+from tba.errors import DataError, DivergedError, ModelError
 from tba.reward_model_training import (
     PairTokens,
     _passes,
@@ -156,6 +156,24 @@ def test_a_row_without_a_pair_is_named(tmp_path):
 def test_a_model_without_weights_is_refused(tmp_path):
     with pytest.raises(ModelError, match=r"has no config\.json"):
         start_from(str(tmp_path), 0, torch.device("cpu"))
+
+
+def test_a_model_that_training_has_destroyed_is_not_written(tmp_path):
+    base = language_model(tmp_path / "base")
+    files = [write(tmp_path / "a.jsonl", pairs(30))]
+    config = RewardModelConfig(model=base, batch_size=8, learning_rate=1e30)
+    with pytest.raises(DivergedError, match=r"set a lower --learning-rate"):
+        train_reward_model(files, config, out=tmp_path / "rm", tell=lambda text: None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "base"]
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(reward_model_training, "_train", lambda *_: pytest.fail("it trained"))
+    base = language_model(tmp_path / "base")
+    file = write(tmp_path / "a.jsonl", pairs(30))
+    done = command(file, "--model", base, "--out", file / "rm")
+    assert done.exit_code == 2
+    assert "rm cannot be made (Not a directory): name another folder" in done.stderr
 
 
 def command(*arguments):

@@ -33,7 +33,7 @@ from tba.config.training import CosineRate
 from tba.errors import DataError, DivergedError, ModelError
 from tba.policy.loading import checked_source, is_local, loading_errors, switch_off_dropout
 from tba.policy.precision import autocast_dtype
-from tba.run.durable import storage_errors
+from tba.run.durable import new_folder, storage_errors
 from tba.runtimes.resources import pick_device
 from tba.schedules import learning_rate_at
 from tba.tasks.answers import read_pairs
@@ -109,7 +109,8 @@ def train_reward_model(
     Raises:
         DataError: A row has no pair, or the tokenizer cannot read it.
         ModelError: The model to start from cannot be used.
-        DivergedError: A loss is not finite.
+        ConfigError: The folder cannot be made.
+        DivergedError: A loss is not finite, or all texts have the same reward in the end.
         StorageError: The folder cannot be written.
     """
     rows, test_rows = _rows(files, config)
@@ -122,13 +123,20 @@ def train_reward_model(
     tell(f"{len(pairs)} pairs to learn from, {len(test)} held out")
     low = autocast_dtype(config.precision, model)
     # cached bfloat16 weights would outlive every optimiser step: all of training is in one autocast
-    with torch.autocast(device.type, low, enabled=low is not None, cache_enabled=False):
-        before = measure(model, test)
-        steps = _train(model, pairs, config, tell)
-        after = measure(model, test)
-    with storage_errors(f"reward model {out}"):
-        model.save_pretrained(out)
-        tokenizer.save_pretrained(out)
+    autocast = torch.autocast(device.type, low, enabled=low is not None, cache_enabled=False)
+    with new_folder(out, "reward model") as folder:
+        with autocast:
+            before = measure(model, test)
+            steps = _train(model, pairs, config, tell)
+            after = measure(model, test)
+        if not np.isfinite(after.loss) or after.std == 0:
+            raise DivergedError(
+                f"the reward model has a loss of {after.loss:g} on held-out pairs and rewards with "
+                f"a deviation of {after.std:g}, so it is not written: set a lower --learning-rate"
+            )
+        with storage_errors(f"reward model {out}"):
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
     return Trained(steps, before, after)
 
 

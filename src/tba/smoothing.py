@@ -21,7 +21,7 @@ from tba.config.model import WarmStartConfig
 from tba.errors import ConfigError, DataError
 from tba.policy.loading import load_policy
 from tba.records import Int32, Outcome
-from tba.run.durable import storage_errors
+from tba.run.durable import new_folder, storage_errors
 from tba.run.folder import RunFolder
 from tba.run.rollouts import decode, read_log
 from tba.runtimes.resources import pick_device
@@ -59,7 +59,8 @@ def smooth(
     """Fine-tune the initial model of a red-teaming run on its successful attacks.
 
     Raises:
-        ConfigError: The run is of another task, or `out` exists.
+        ConfigError: The run is of another task, or `out` exists or cannot be made.
+        DivergedError: The loss is not finite.
         DataError: No attack was good enough.
         RunFolderError: There is no run, or its log is damaged.
     """
@@ -73,6 +74,8 @@ def smooth(
         )
     if out.exists():
         raise ConfigError(f"{out} exists already: delete it, or choose another folder by --out")
+    if not folder.rollouts.is_file():
+        raise DataError(f"{run} has no attacks yet: let it search first")
     logged = read_log(folder.rollouts, folder.rollouts.stat().st_size)
     kept, attacks = choose(logged, choice)
     if not kept:
@@ -86,12 +89,11 @@ def smooth(
     policy = load_policy(_initial(folder, config), config.model, device=device, dtype=torch.float32)
     prompts, answers = zip(*kept, strict=True)
     own = config.model_copy(update={"warm_start": settings})
-    loss = fine_tune(policy, prompts, answers, own, tell)
-    with storage_errors(f"smoothed model {out}"):
-        unfinished = out.with_name(out.name + ".unfinished")
-        policy.model.save_pretrained(unfinished)
-        policy.tokenizer.save_pretrained(unfinished)
-        unfinished.rename(out)
+    with new_folder(out, "smoothed model") as unfinished:
+        loss = fine_tune(policy, prompts, answers, own, tell)
+        with storage_errors(f"smoothed model {out}"):
+            policy.model.save_pretrained(unfinished)
+            policy.tokenizer.save_pretrained(unfinished)
     return Smoothed(out, attacks, len(kept), loss)
 
 

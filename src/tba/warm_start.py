@@ -15,6 +15,7 @@ import torch
 from tba.config import Config, TrainerConfig
 from tba.config.objectives import SftConfig
 from tba.config.training import CosineRate
+from tba.errors import DivergedError
 from tba.given import tokenize_answers
 from tba.policy.loading import Policy
 from tba.records import Batch, Int32
@@ -51,6 +52,9 @@ def fine_tune(
     The settings are those of the section `warm_start`. The loss is the cross-entropy of the
     answers' tokens, each with the same weight, as a mean over the last ten steps. The order of the
     rows depends on the seed alone.
+
+    Raises:
+        DivergedError: The loss is not finite in the end.
     """
     settings = config.warm_start
     if settings.steps == 0:
@@ -66,6 +70,11 @@ def fine_tune(
             tell(f"step {step + 1} of {settings.steps}, loss {fmean(losses):.4f} nats a token")
         if len(losses) == _STEPS_IN_MEAN and fmean(losses) <= settings.stop_at_loss:
             break
+    if not math.isfinite(fmean(losses)):
+        raise DivergedError(
+            f"the cross-entropy is {fmean(losses)} after {step + 1} steps: lower the learning "
+            "rate, or look for broken weights in the model"
+        )
     update.optimizer.zero_grad()  # a gradient's memory is as much as the weights'
     return fmean(losses)
 

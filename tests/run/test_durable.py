@@ -4,8 +4,8 @@ import os
 import pytest
 from safetensors import SafetensorError
 
-from tba.errors import StorageError
-from tba.run.durable import replace_file, storage_errors
+from tba.errors import ConfigError, StorageError
+from tba.run.durable import new_folder, replace_file, storage_errors
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,33 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):
     replace_file(path, [b"ne", b"w"])
     assert path.read_bytes() == b"new"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_new_folder_is_whole_or_is_not_there(tmp_path):
+    out = tmp_path / "deep" / "model"
+    stale = tmp_path / "deep" / "model.unfinished"
+    stale.mkdir(parents=True)
+    (stale / "junk").touch()
+
+    def interrupted():
+        with new_folder(out, "model") as folder:
+            (folder / "half").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert list(out.parent.iterdir()) == []
+    with new_folder(out, "model") as folder:
+        (folder / "whole").touch()
+        assert not out.exists()
+    assert [file.name for file in out.iterdir()] == ["whole"]
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_a_new_folder_that_cannot_be_made_is_refused_at_once(tmp_path):
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ConfigError, match=r"model .*out cannot be made \(Not a directory\): name"),
+        new_folder(tmp_path / "file" / "out", "model"),
+    ):
+        pytest.fail("the block was entered")

@@ -1,5 +1,6 @@
 """`tba smooth`."""
 
+import math
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ import typer
 from tba import api
 from tba.cli.app import app
 from tba.config.model import WarmStartConfig
+from tba.errors import ConfigError
 from tba.run.folder import RunFolder
 
 
@@ -31,6 +33,9 @@ def smooth(
     ] = None,
 ) -> None:
     """Fine-tune a run's initial model on the attacks that succeeded (MLE smoothing)."""
+    for name, value in (("--threshold", threshold), ("--min-log-ref", min_log_ref)):
+        if math.isnan(value):
+            raise ConfigError(f"{name} is nan, expected a number")
     RunFolder.open(run)  # answers at once that there is no run
     settings = WarmStartConfig(steps=steps, batch_size=batch_size, learning_rate=learning_rate)
     api.let_idle_threads_sleep()

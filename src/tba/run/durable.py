@@ -3,13 +3,14 @@
 import errno
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from tba.errors import StorageError
+from tba.errors import ConfigError, StorageError
 
 
 @contextmanager
@@ -49,6 +50,32 @@ def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+@contextmanager
+def new_folder(out: Path, what: str) -> Iterator[Path]:
+    """Yield a folder to write to, which becomes `out` when the block ends, and else is removed.
+
+    It is made at once, beside `out`: where nothing can be written, nothing is computed in vain.
+
+    Raises:
+        ConfigError: It cannot be made.
+        StorageError: It cannot be written, or cannot become `out`.
+    """
+    unfinished = out.with_name(out.name + ".unfinished")
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)  # of a call that was killed
+        unfinished.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{what} {out} cannot be made ({error.strerror}): name another folder"
+        ) from error
+    try:
+        yield unfinished
+        with storage_errors(f"{what} {out}"):
+            unfinished.rename(out)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def sync_directory(path: Path) -> None:
