@@ -218,6 +218,22 @@ def test_pareto_measures_each_checkpoint_once_and_draws(folder):
     assert "measuring step 4" in fewer
 
 
+def test_what_settings_name_is_marked_by_what_it_holds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("data.jsonl", "judge.py"):
+        (tmp_path / name).write_text("1")
+    (tmp_path / "rm").mkdir()
+    task = {"kind": "preference", "train_file": "data.jsonl", "reward": ["judge.py:vowels"]}
+    task |= {"reward_model": "rm", "chat": False, "judge": "x" * 5_000, "test_share": 0.1}
+    marks = curves.marks_of(task)
+    assert set(marks) == {"data.jsonl", "judge.py:vowels", "rm"}
+    assert curves.marks_of(task) == marks
+    (tmp_path / "judge.py").write_text("2")
+    (tmp_path / "rm/weights").touch()
+    changed = {name for name, mark in curves.marks_of(task).items() if mark != marks[name]}
+    assert changed == {"judge.py:vowels", "rm"}
+
+
 def test_runs_of_one_objective_are_told_apart_by_their_folders(folder, monkeypatch):
     monkeypatch.setattr(curves, "_points", lambda *_: ())
     runs = [folder / "run", folder / "other"]

@@ -1,12 +1,13 @@
 """Measures of the checkpoints of runs, one over the other: `tba pareto` and `tba transfer`.
 
 Each kept checkpoint of a run, and its initial model as step 0, is measured as `tba eval` does. The
-report is kept in the run folder under `evaluations/` and read the next time, as long as checkpoint
-and settings are the same.
+report is kept in the run folder under `evaluations/` and read the next time, as long as checkpoint,
+settings, and the files and folders that these name are the same.
 """
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -213,7 +214,40 @@ def _settings(config: Config, samples: int) -> dict[str, Any]:
         "precision": config.search.precision,
         "seed": config.seed,
         "samples": samples,
+        "contents": marks_of(whole["task"]),
     }
+
+
+def marks_of(task: Mapping[str, Any]) -> dict[str, str]:
+    """Return a mark of each file and folder that settings name, which changes as they do.
+
+    A file's is its content's. Models are large: a folder's are its files' names, sizes and times.
+    """
+    names = [name for value in task.values() for name in _texts(value)]
+    paths = {name: Path(re.sub(r"(?<=\.py):\w+$", "", name)) for name in names}
+    return {name: mark for name, path in paths.items() if (mark := _mark(path))}
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []
+
+
+def _mark(path: Path) -> str | None:
+    digest = hashlib.sha256()
+    try:
+        if path.is_file():
+            digest.update(path.read_bytes())
+        elif path.is_dir():
+            for file in sorted(path.iterdir()):
+                known = file.stat()
+                digest.update(f"{file.name}/{known.st_size}/{known.st_mtime_ns}/".encode())
+        else:
+            return None
+    except (OSError, ValueError):  # no path, but a text
+        return None
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +264,7 @@ def _kept(file: Path, key: Mapping[str, Any]) -> PolicyReport | None:
     """Return the report of an earlier call, unless something has changed or the file is broken."""
     try:
         found = TypeAdapter(_Kept).validate_json(file.read_bytes())
-    except (FileNotFoundError, ValidationError):
+    except (OSError, ValidationError):
         return None
     return found.report if found.settings == key else None
 
