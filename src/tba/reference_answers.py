@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from tba.run.durable import replace_file, storage_errors
 from tba.tasks.base import Answered
 
@@ -24,7 +26,7 @@ class ReferenceAnswers:
     def compared_with(self, answered: Answered, policy_version: int) -> Sequence[str] | None:
         """Return the initial model's answers to the same queries; its own are kept.
 
-        None where they were not kept, or for other queries.
+        None where they were not kept, or for other queries, or the file is damaged.
 
         Raises:
             StorageError: They cannot be written.
@@ -36,5 +38,8 @@ class ReferenceAnswers:
             return answered.texts
         if not self.file.is_file():
             return None
-        texts: list[str] = json.loads(self.file.read_bytes())
+        try:
+            texts = TypeAdapter(list[str]).validate_json(self.file.read_bytes())
+        except ValidationError:
+            return None
         return texts if len(texts) == len(answered.texts) else None

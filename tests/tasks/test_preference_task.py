@@ -96,7 +96,7 @@ def test_the_answers_of_held_out_rows_are_what_the_policy_is_compared_with(tmp_p
     assert load_task(config, tokenizer).measures[0]._given == ["text", "said", None]
     rows[1]["chosen"] = 5
     test.write_text(json.dumps(rows))
-    with pytest.raises(DataError, match=r"chosen of held-out row 2 of .* is 5, expected a text"):
+    with pytest.raises(DataError, match=r"chosen of row 2 of .*test.json is 5, expected a text"):
         load_task(config, tokenizer)
 
 

@@ -40,6 +40,10 @@ def vowels(texts, attacks):
 
 def shouts(texts):
     return [2.0 for _ in texts]
+
+def whole_rows(texts):
+    import torch
+    return torch.zeros(len(texts), 2)
 """
 CPU = {"device": torch.device("cpu"), "dtype": torch.float32}
 
@@ -175,6 +179,8 @@ def test_an_attack_beyond_the_victims_positions_is_excluded(config_of, policy):
 def test_a_classifier_that_returns_no_probability_is_refused(config_of, policy):
     with pytest.raises(UserCodeError, match=r"shouts returned 2.0, expected a prob.* each of \d"):
         grade(config_of("shouts"), policy.tokenizer, ["abcd"])
+    with pytest.raises(UserCodeError, match=r"whole_rows returned tensor.*, expected a prob"):
+        grade(config_of("whole_rows"), policy.tokenizer, ["abcd"])
 
 
 def test_a_victim_that_cannot_be_loaded_is_one_sentence(config_of, policy, tmp_path):

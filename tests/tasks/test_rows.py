@@ -123,6 +123,19 @@ def test_own_rows_pass_unchanged_and_unreported(caplog):
     assert caplog.text == ""
 
 
+def test_a_verl_row_without_a_truth_has_no_answer():
+    rows = [
+        {"prompt": "a", "reward_model": {"ground_truth": "1"}},
+        {"prompt": "b", "reward_model": "oops"},
+    ]
+    assert [row.get("answer") for row in recognise(rows, "rows.jsonl")] == ["1", None]
+
+
+def test_a_field_of_csv_may_be_as_long_as_any_text(write):
+    (row,) = read_rows(write("rows.csv", "prompt\n" + "a" * 200_000 + "\n"))
+    assert len(row["prompt"]) == 200_000
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [

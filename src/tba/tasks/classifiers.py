@@ -134,6 +134,13 @@ def _by_function(
     if len(found) != len(answers):
         raise UserCodeError(f"classifier {name} returned {len(found)} values, {expected}")
     for p in found:
-        if not isinstance(p, SupportsFloat) or not 0 <= float(p) <= 1:
+        if not _is_probability(p):
             raise UserCodeError(f"classifier {name} returned {p!r:.80}, {expected}")
     return [float(p) for p in found]
+
+
+def _is_probability(p: Any) -> bool:
+    try:
+        return isinstance(p, SupportsFloat) and 0 <= float(p) <= 1
+    except (TypeError, ValueError):  # such as a row of a tensor
+        return False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tba.config.search import Given
-from tba.config.task import CustomTaskConfig
+from tba.config.task import CustomTaskConfig, PreferenceTaskConfig
 from tba.errors import DataError, UserCodeError
 from tba.references import describe, load_file, user_code
 from tba.tasks.answers import read_demonstrations, read_pairs, read_some_demonstrations
@@ -44,7 +44,7 @@ def load_custom(
     if test_rows is None:
         numbers, held_out = hold_out(len(rows), config.test_share, str(source))
         rows, test_rows = [rows[i] for i in numbers], [rows[i] for i in held_out]
-    test_source = f"the held-out rows of {source}"
+    test_source = held_out_source(config)
     test_shown = read_some_demonstrations(test_rows, test_source) if shown is not None else None
     train, kept = make_queries(rows, config, tokenizer, name=str(source))
     test, kept_test = make_queries(test_rows, config, tokenizer, name=test_source)
@@ -103,6 +103,13 @@ def _require_picklable(rows: Sequence[Row], source: str) -> None:
                 ) from error
 
 
+def held_out_source(config: CustomTaskConfig | PreferenceTaskConfig) -> str:
+    """Say where the held-out rows come from."""
+    if config.test_file is not None:
+        return str(config.test_file)
+    return f"the held-out rows of {getattr(config, 'file', None) or config.train_file}"
+
+
 def hold_out(rows: int, share: float, source: str) -> tuple[list[int], list[int]]:
     """Split off a random share, the same one every time; both parts keep their order.
 
@@ -114,7 +121,8 @@ def hold_out(rows: int, share: float, source: str) -> tuple[list[int], list[int]
     """
     if rows < 2:
         raise DataError(
-            f"{source} has one row only, so none can be held out: add rows or set task.test_file"
+            f"{source} has one row only, so none can be held out: add rows, or give a file of "
+            "held-out ones"
         )
     count = min(max(1, round(share * rows)), rows - 1)
     held_out = set(np.random.default_rng(SPLIT_SEED).permutation(rows)[:count].tolist())

@@ -14,7 +14,7 @@ from tba.records import Query
 from tba.tasks.answers import read_answer
 from tba.tasks.base import RewardSpec, Task
 from tba.tasks.comparison import Comparison
-from tba.tasks.custom import load_custom, resolve
+from tba.tasks.custom import held_out_source, load_custom, resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -57,7 +57,7 @@ def load_preference(
             eos_ids=tuple(eos_ids),
         ),
         pass_threshold=None,
-        measures=(Comparison(judge, given_answers(task.test, str(config.train_file))),),
+        measures=(Comparison(judge, given_answers(task.test, held_out_source(config))),),
         compares_with_reference=judge is not None,
     )
 
@@ -71,7 +71,7 @@ def given_answers(queries: Sequence[Query], source: str) -> list[str | None]:
     found: list[str | None] = []
     for number, query in enumerate(queries, start=1):
         names = [name for name in GIVEN if query.columns.get(name) is not None]
-        where = f"of held-out row {number} of {source}"
+        where = f"of row {number} of {source}"
         found.append(read_answer(query.columns[names[0]], f"{names[0]} {where}") if names else None)
     return found
 

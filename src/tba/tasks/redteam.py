@@ -119,5 +119,5 @@ def _by_prompt(rows: Sequence[Row]) -> list[list[int]]:
     """Return the positions of the rows of each prompt, in the order of its first."""
     found: dict[str, list[int]] = {}
     for number, row in enumerate(rows):
-        found.setdefault(json.dumps(row["prompt"], sort_keys=True), []).append(number)
+        found.setdefault(json.dumps(row["prompt"], sort_keys=True, default=str), []).append(number)
     return list(found.values())

@@ -80,7 +80,8 @@ class Victim:
         if self._positions is not None and longest > self._positions:
             raise ValueError(
                 f"an attack and its answer have {longest} tokens, but the victim {options.name} "
-                f"knows {self._positions} positions: shorten search.max_completion_length"
+                f"knows {self._positions} positions: shorten task.victim_max_tokens "
+                f"({options.max_tokens}) or search.max_completion_length"
             )
         uniform = np.concatenate([self._uniform(attack) for attack in attacks])
         responses = self._engine.generate_with(queries, self._sampling, torch.from_numpy(uniform))

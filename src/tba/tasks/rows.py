@@ -117,11 +117,15 @@ def _renamed(row: Row, prompt: str, answer: str) -> Row:
         messages = messages[:-1]
     found["prompt"] = messages
     if answer == "reward_model.ground_truth":
-        found.setdefault("ground_truth", (row.get("reward_model") or {}).get("ground_truth"))
+        found.setdefault("ground_truth", _truth(row.get("reward_model")))
         answer = "ground_truth"
     if answer in found:
         found.setdefault("answer", found[answer])
     return found
+
+
+def _truth(reward_model: Any) -> Any:
+    return reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
 
 
 def _role(message: Any) -> Any:
@@ -176,6 +180,7 @@ def _checked_row(row: Any, where: str) -> Row:
 
 
 def _read_csv(path: Path) -> Iterator[Row]:
+    csv.field_size_limit(2**31 - 1)  # as long as texts of other formats
     with path.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.DictReader(lines, strict=True)
         try:
