@@ -72,8 +72,15 @@ def math(completions: Sequence[Any], answer: Sequence[Any]) -> list[float]:
 
 
 def is_same_answer(gold: str, found: str) -> bool:
-    """Say whether an answer is the gold one; both are LaTeX or plain text without dollar signs."""
-    return _is_same(normal_form(gold), normal_form(found))
+    """Say whether an answer is the gold one; both are LaTeX or plain text without dollar signs.
+
+    `3,125` without a space is read both as a number and as a list: MATH writes both so.
+    """
+    readings = [
+        (normal_form(gold, thousands=thousands), normal_form(found, thousands=thousands))
+        for thousands in (True, False)
+    ]
+    return any(_is_same(*reading) for reading in dict.fromkeys(readings))
 
 
 def _is_same(gold: str, found: str) -> bool:
@@ -114,7 +121,7 @@ def _same_number(gold: str, found: str) -> bool | None:
     """Compare two numbers; a percentage is its number or a hundredth of it. None: not both are."""
     a, b = read_number(gold), read_number(found)
     if a is not None and b is None and closes_itself(found):
-        b = read_number(found[1:-1])  # else it is a tuple's two elements, of which a is none
+        b = read_number(found[1:-1])
     if a is None or b is None:
         return None
     if gold.endswith("%") == found.endswith("%"):

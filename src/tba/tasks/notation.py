@@ -37,7 +37,7 @@ _SPELLING = tuple(
         (r"\\\$|\$", r"\\$"),
         (r"\\(?:degree|deg)(?![a-zA-Z])|\^\s*\{?\s*\\circ\s*\}?", r"\\text{degrees}"),
         (r"(?<=\{)[bB]matrix(?=\})", "pmatrix"),
-        (r"\\text\{\s*(?:and|or)\s*\}|(?<=[\d}) ])\s(?:and|or)\s", ","),
+        (r"\\text\{\s*(?:and|or)\s*\}|(?<=[\d}) ])\s(?:and|or)\s", ", "),
         (r"\\lbrace(?![a-zA-Z])", r"\\{"),
         (r"\\rbrace(?![a-zA-Z])", r"\\}"),
         (r"\\leq?(?![a-zA-Z])", r"\\le "),
@@ -53,12 +53,20 @@ _SPELLING = tuple(
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.,])(?<!\d )\d{1,3}(?: \d{3})+(?! ?\d)")
 _SPACES = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 
-_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
+_MARKED_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|\\!\s*,|,\s*\\!|\\!)(?:\s|\\!)*(?=\d{3}(?!\d))")
+_COMMA_THOUSANDS = r"(?<![\d.,])\d{1,3}(?:,(?:\\,)?\d{3})+(?!\d|,(?:\\,)?\d)"
+_BRACKET_OR_THOUSANDS = re.compile(
+    rf"""(?P<open>\\\{{|\\lbrace(?![a-zA-Z])|(?<!\\)[(\[{{])
+        | (?P<close>\\\}}|\\rbrace(?![a-zA-Z])|(?<!\\)[)\]}}])
+        | (?P<number>{_COMMA_THOUSANDS})""",
+    re.VERBOSE,
+)
+
 _NUMBER = re.compile(
-    rf"""(?P<sign>[+-]?)(?:
-        (?P<decimal>{_DIGITS}(?:\.\d*)?|\.\d+)%?
-        | (?:(?P<mixed>\d+)[ ])?(?P<plain_a>{_DIGITS})/(?P<plain_b>{_DIGITS})
-        | (?P<whole>\d*)\\frac\{{(?P<inner>-?)(?P<a>{_DIGITS})\}}\{{(?P<b>{_DIGITS})\}}
+    r"""(?P<sign>[+-]?)(?:
+        (?P<decimal>\d+(?:\.\d*)?|\.\d+)%?
+        | (?:(?P<mixed>\d+)[ ])?(?P<plain_a>\d+)/(?P<plain_b>\d+)
+        | (?P<whole>\d*)\\frac\{(?P<inner>-?)(?P<a>\d+)\}\{(?P<b>\d+)\}
     )""",
     re.VERBOSE,
 )
@@ -115,15 +123,50 @@ _UNITS = {
 }
 
 
-def normal_form(text: str) -> str:
-    """Return an answer in one spelling of LaTeX; spaces remain."""
+def normal_form(text: str, *, thousands: bool = True) -> str:
+    """Return an answer in one spelling of LaTeX; spaces remain.
+
+    `3,125` outside of brackets is a number, or with `thousands=False` a list.
+    """
     text = text.strip().translate(_UNICODE)
     if len(text) > 2 and text.startswith("$") and text.endswith("$"):
         text = text[1:-1]
+    text = _join_thousands(_MARKED_THOUSANDS.sub("", text), lists=not thousands)
     for pattern, replacement in _SPELLING:
         text = pattern.sub(replacement, text)
     text = _SPACED_THOUSANDS.sub(lambda match: match[0].replace(" ", ""), text)
     return text.strip().rstrip(".,;:").strip()
+
+
+def _join_thousands(text: str, *, lists: bool) -> str:
+    """Leave out the commas of thousands; no comma is one in brackets or before a space.
+
+    With `lists`, only numbers of which no list would consist (`1,000`) are joined.
+    """
+    inside = [False]
+
+    def replace(match: re.Match[str]) -> str:
+        if match["open"]:
+            inside.append(inside[-1] or not _opens_argument(text, match.start()))
+        elif match["close"]:
+            if len(inside) > 1:
+                inside.pop()
+        elif not inside[-1] and (not lists or re.search(r",(?:\\,)?0", match[0])):
+            return re.sub(r"[,\\]", "", match[0])
+        return match[0]
+
+    return _BRACKET_OR_THOUSANDS.sub(replace, text)
+
+
+def _opens_argument(text: str, position: int) -> bool:
+    r"""Say whether a bracket is the brace of a command or power, as in `\frac{1}{2}`, no list's."""
+    if text[position] != "{":
+        return False
+    before = text[max(0, position - 9) : position].rstrip()
+    if before.endswith(("\\in", "\\cup", "\\cap")):
+        return False
+    is_font = text.startswith(("{\\bf", "{\\rm", "{\\it"), position)
+    return is_font or re.search(r"[a-zA-Z}\]^_]$", before) is not None
 
 
 def without_spaces(text: str) -> str:
@@ -139,7 +182,7 @@ def read_number(text: str) -> Fraction | None:
     match = _NUMBER.fullmatch(without_spaces(text))
     if match is None:
         return None
-    part = {k: (v or "").replace(",", "") for k, v in match.groupdict().items()}
+    part = {k: v or "" for k, v in match.groupdict().items()}
     if part["decimal"]:
         value = Fraction(part["decimal"].rstrip("."))
     else:
@@ -194,9 +237,7 @@ def _standard(unit: str) -> str:
 
 
 def split_top_level(text: str, separator: str) -> list[str]:
-    """Split at a separator outside of all brackets; a number's thousands are not split."""
-    if separator == "," and read_number(text) is not None:
-        return [text]
+    """Split at a separator outside of all brackets."""
     parts, depth, start, i = [], 0, 0, 0
     while i < len(text):
         if text[i] in OPENING:
