@@ -115,6 +115,25 @@ EQUAL = [
     ("1200", r"\boldsymbol{1,200}"),
     ("1200", r"x = 1,200\text{ ways}"),
     (r"[-36,104]", r"-36 \le k \le 104"),
+    *(("3000000000000", words) for words in ("3 trillion", r"3\text{ million million}")),
+    *(("3000", words) for words in ("3 thousands", "3 Thousand", "30 hundreds of people")),
+    ("36", "3 dozens"),
+    *(("0.03", words) for words in ("3 percent", "3 per cent of them", r"3\text{ percent}")),
+    *(("3", words) for words in ("3 percent", "3 quarters", "3 children tickets", "3 ways.")),
+    ("3", "3 L"),
+    ("3", "3 kph"),
+    ("3 mph", r"3 \text{ miles per hour}"),
+    ("3 mph", "3 mi/h"),
+    (r"3\text{ km/h}", "3 kmh"),
+    (r"3\text{ km/h}", r"3\text{ km} / \text{h}"),
+    ("3 lb", "3 pounds"),
+    (r"3\text{ liters}", "3 L"),
+    ("18", r"18\text{ positive integers}"),
+    ("1", "1 point"),
+    ("3000000", r"\$3 million"),
+    ("3", r"\$3 per hour"),
+    (r"\$3", "3 dollars"),
+    (r"3\text{ pounds}", r"3\text{ lbs}"),
 ]
 
 DIFFERENT = [
@@ -221,6 +240,30 @@ DIFFERENT = [
     ("1,000", "1,0"),
     ("(1,200)", "(200,1)"),
     ("1,234,567", "1234, 567"),
+    *(
+        ("3", f"3 {words}")
+        for words in (
+            *("trillion", "thousands", "millions", "hundreds", "dozens", "thousand million"),
+            *("thirds", "halves", "tenths", "fifths", "hundredths", "third", "eighths"),
+            *("negative", "below zero", "point five", "divided by two", "doubled", "less"),
+            *("is wrong", "isn't it", "M", "K", "k", "B", "bn", "times two", "x/y"),
+            *(r"\text{ M}", r"\text{ trillion}", r"\text{ halves}", r"\text{ below zero}"),
+        )
+    ),
+    *(("5", letters) for letters in ("5M", "5K", "5k", "5B", "5T", "5 MM")),
+    ("300", "3 hundred thousand"),
+    ("3", "3% less"),
+    ("3", r"\$3 million"),
+    ("3", r"\$3 trillion"),
+    ("3 lb", "3 kg"),
+    ("3 pounds", r"3\text{ kilograms}"),
+    ("3 ml", "3 liters"),
+    ("3 mL", "3 L"),
+    ("3 gallons", "3 liters"),
+    ("3 Hz", "3 kHz"),
+    ("3 mph", "3 kph"),
+    *((r"3\text{ mph}", unit) for unit in ("3 kmh", "3 km/h", r"3\text{ km/h}", "3 m/s")),
+    (r"3\text{ miles per hour}", r"3\text{ kilometers per hour}"),
 ]
 
 FOUND = [

@@ -43,6 +43,7 @@ _MAX_DEPTH = 12
 """Brackets of an expression may be nested this deep; those of MATH are, 3."""
 _MAX_ELEMENTS = 20
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_WORDS_BEHIND = re.compile(r"[\d})%]\s+([a-zA-Z]{2,}.*)", re.DOTALL)
 _CHOICE = re.compile(r"\(([A-Z])\)\s*\S")
 _WORD = re.compile(r"[A-Za-z.]+")
 _LETTERS = (
@@ -208,6 +209,8 @@ def _same_expression(gold: str, found: str) -> bool:
         return False
     if "\\text{" in found and "\\text{" not in gold:
         return False  # words that are no unit
+    if (words := _WORDS_BEHIND.search(found)) and words[1] not in gold:
+        return False  # nor are these, though math-verify passes them over
     has_decimals = "." in found and _WITH_DECIMALS.fullmatch(found)
     if has_decimals and "." not in gold and not _RATIONAL.fullmatch(gold):
         return False  # a rounded value of an exact one

@@ -31,7 +31,8 @@ _SPELLING = tuple(
         (r"\\(?:boldsymbol|bm)(?![a-zA-Z])|(?<=\{)\\(?:bf|rm|it)(?![a-zA-Z])", ""),
         (r"\\(?:textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|text)\s*\{", r"\\text{"),
         (r"\\text\{\s*(-?[\d.,]+)\s*\}", r"\1"),
-        (r"\\text\{\s*per ?cent\s*\}|(?<=\d)\s?per ?cent$", "%"),
+        (r"\\text\{\s*per ?cent\s*\}|(?<=\d)\s?per ?cent(?![a-z])", "%"),
+        (r"(\\text\{[^{}]*)\}\s*/\s*\\text\{", r"\1/"),
         (r"\{,\}", ","),
         (r"\\%", "%"),
         (r"\\\$|\$", r"\\$"),
@@ -73,22 +74,34 @@ _NUMBER = re.compile(
 
 _UNIT = re.compile(
     r"""(?P<body>.*?)\s*
-        (?:\\text\{(?P<text>[^{}]*)\}|(?<=[\d}\s])(?P<words>[a-zA-Z][a-zA-Z. ]*))
+        (?:\\text\{(?P<text>[^{}]*)\}|(?<=[\d}\s])(?P<words>[a-zA-Z][a-zA-Z. /]*))
         \s*(?:\^\s*\{?(?P<power>[23])\}?)?\.?""",
     re.VERBOSE | re.DOTALL,
 )
 _NO_UNIT = re.compile(
-    r"\d|\b(?:or|and|not|no|plus|minus|times|over|squared|cubed|factorial|pi|half|more|less|than|about"
-    r"|to|choose|mod|if|maybe)\b",
+    r"\d|\b(?:or|and|but|not|no|never|plus|minus|times|over|under|above|below|before"
+    r"|divided|multiplied|added|subtracted|squared|cubed|doubled|tripled|halved|factorial"
+    r"|pi|half|halves|point(?= )|(?:negative|positive)(?=$)|more|less|fewer|greater|than|about"
+    r"|almost|to|choose|mod|modulo|if|maybe"
+    r"|is|isn|are|was|were|be|wrong|false|incorrect|except|without|short|gross|mil|[mbt]n|bil"
+    r"|(?:thi|four|fif|six|seven|eigh|nin|ten|eleven|twelf|twentie|hundred|thousand"
+    r"|(?:m|b|tr)illion)(?:rd|th)s?"
+    r"|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty"
+    r"|(?-i:[KMBTk]|MM))\b",
     re.IGNORECASE,
 )
 """Words behind a number that change what it says, or take it back."""
 _MULTIPLES = {
-    "dozen": 12,
-    "hundred": 100,
-    "thousand": 1_000,
-    "million": 1_000_000,
-    "billion": 1_000_000_000,
+    name + plural: 10**zeros * (12 if name == "dozen" else 1)
+    for name, zeros in {
+        "dozen": 0,
+        "hundred": 2,
+        "thousand": 3,
+        "million": 6,
+        "billion": 9,
+        "trillion": 12,
+    }.items()
+    for plural in ("", "s")
 }
 _BASE = re.compile(r"(?P<body>[0-9A-Z]+)_\{?(?P<base>\d{1,2})\}?")
 
@@ -112,6 +125,21 @@ _UNITS = {
         "year": "year years",
         "g": "g gm gram grams",
         "kg": "kg kilogram kilograms",
+        "mg": "mg milligram milligrams",
+        "lb": "lb lbs pound pounds",
+        "oz": "oz ounce ounces",
+        "ton": "ton tons",
+        "l": "l L liter liters litre litres",
+        "ml": "ml milliliter milliliters millilitre millilitres",
+        "gallon": "gal gallon gallons",
+        "quart": "qt quart quarts",
+        "pint": "pint pints",
+        "cup": "cup cups",
+        "hz": "hz hertz",
+        "khz": "khz kilohertz",
+        "mhz": "mhz megahertz",
+        "mi/h": "mph",
+        "km/h": "kph kmh kmph",
         "dollar": "dollar dollars",
         "cent": "cent cents",
         "degree": "degree degrees",
@@ -199,17 +227,17 @@ def split_unit(text: str) -> tuple[str, str]:
     `5 million people` is 5000000, of people.
     """
     if text.startswith(("\\$", "-\\$")):
-        return text.replace("\\$", "", 1).strip(), "dollar"
+        return split_unit(text.replace("\\$", "", 1).strip())[0], "dollar"
     if base := _BASE.fullmatch(text):
         return base["body"], f"base {base['base']}"
     match = _UNIT.fullmatch(text)
-    if match is None or not re.search(r"[\d})]$", match["body"]) or _is_product(text, match):
+    if match is None or not re.search(r"[\d})%]$", match["body"]) or _is_product(text, match):
         return text, ""
     words = (match["text"] or match["words"] or "").strip()
     if _NO_UNIT.search(words):
         return text, ""
-    multiple, _, unit = words.partition(" ")
-    if (times := _MULTIPLES.get(multiple.lower())) is not None:
+    times, unit = _split_multiple(words)
+    if times != 1:
         value = read_number(match["body"])
         return (text, "") if value is None else (str(value * times), unit)
     power = match["power"] or {"square": "2", "sq": "2", "cubic": "3"}.get(words.split(" ")[0], "")
@@ -217,12 +245,22 @@ def split_unit(text: str) -> tuple[str, str]:
     return match["body"].strip(), words + (f"^{power}" if power else "")
 
 
+def _split_multiple(words: str) -> tuple[int, str]:
+    """Return the multiple that words begin with, as in `million people`, and the rest."""
+    times = 1
+    first, _, rest = words.partition(" ")
+    while first.lower() in _MULTIPLES:
+        times, words = times * _MULTIPLES[first.lower()], rest
+        first, _, rest = words.partition(" ")
+    return times, words
+
+
 def _is_product(text: str, match: re.Match[str]) -> bool:
     """Say whether what may be a unit is variables, as in `5xy` and `5 x`."""
     words = match["words"]
-    if words is None or words.strip(" .").lower() in _UNITS:
+    if words is None or _standard(words.strip(" .")):
         return False
-    return len(words) == 1 or not text[match.start("words") - 1].isspace()
+    return len(words) == 1 or "/" in words or not text[match.start("words") - 1].isspace()
 
 
 def units_differ(a: str, b: str) -> bool:
@@ -231,9 +269,13 @@ def units_differ(a: str, b: str) -> bool:
 
 
 def _standard(unit: str) -> str:
+    """Return the one name of a known unit, or nothing; a lone letter's case matters."""
     name, power, exponent = unit.partition("^")
-    standard = _UNITS.get(name.lower().strip(), "base" + name[5:] if name[:5] == "base " else "")
-    return standard + power + exponent if standard else ""
+    if name.startswith("base "):
+        return "base" + name[5:] + power + exponent
+    parts = [part.strip() for part in name.replace(" per ", "/").split("/")]
+    names = [_UNITS.get(part if len(part) == 1 else part.lower(), "") for part in parts]
+    return "/".join(names) + power + exponent if all(names) else ""
 
 
 def split_top_level(text: str, separator: str) -> list[str]:
