@@ -59,6 +59,8 @@ _INEQUALITY = re.compile(
     r"(?:(?P<left>[^<>]+?)(?P<above><|\\le(?![a-z])))?\s*[a-z]\s*"
     r"(?P<relation><|>|\\[lg]e(?![a-z]))(?P<right>[^<>=]+)"
 )
+_RELATION = re.compile(r"(<|>|\\[lg]e(?![a-z]))")
+_MIRRORED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 
 
 def math(completions: Sequence[Any], answer: Sequence[Any]) -> list[float]:
@@ -143,7 +145,7 @@ def _same_list(gold: str, found: str) -> bool | None:
 
 def _same_group(gold: str, found: str) -> bool | None:
     """Compare tuples and intervals: the same brackets, and the same elements in order."""
-    if closes_itself(gold) and (match := _INEQUALITY.fullmatch(found)):
+    if closes_itself(gold) and (match := _INEQUALITY.fullmatch(_ascending(found))):
         found = _interval(**match.groupdict(default=""))
     groups = [closes_itself(text) for text in (gold, found)]
     if groups == [False, False]:
@@ -156,6 +158,15 @@ def _same_group(gold: str, found: str) -> bool | None:
         and (gold[0], gold[-1]) == (found[0], found[-1])
         and _match_in_order(*parts)
     )
+
+
+def _ascending(text: str) -> str:
+    """Write `2 < x` as `x > 2`, and `2 > x > 1` as `1 < x < 2`; other texts stay."""
+    parts = _RELATION.split(text)
+    descends = len(parts) == 5 and {parts[1], parts[3]} <= {">", "\\ge"}
+    if descends or (len(parts) == 3 and re.fullmatch(r"\s*[a-z]\s*", parts[2])):
+        return "".join(_MIRRORED.get(part, part) for part in reversed(parts))
+    return text
 
 
 def _interval(left: str, above: str, relation: str, right: str) -> str:

@@ -65,7 +65,8 @@ _BRACKET_OR_THOUSANDS = re.compile(
 
 _NUMBER = re.compile(
     r"""(?P<sign>[+-]?)(?:
-        (?P<decimal>\d+(?:\.\d*)?|\.\d+)%?
+        (?P<decimal>(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d{1,2})?)%?
+        | (?P<exact>\d*\.\d*)\\overline\{(?P<repeated>\d+)\}%?
         | (?:(?P<mixed>\d+)[ ])?(?P<plain_a>\d+)/(?P<plain_b>\d+)
         | (?P<whole>\d*)\\frac\{(?P<inner>-?)(?P<a>\d+)\}\{(?P<b>\d+)\}
     )""",
@@ -203,9 +204,9 @@ def without_spaces(text: str) -> str:
 
 
 def read_number(text: str) -> Fraction | None:
-    """Return the exact value of a numeral, fraction, mixed number or percentage, else None.
+    """Return the exact value of a (repeating) decimal, fraction, mixed number or percentage.
 
-    The per cent sign is passed over; a denominator of zero is no number.
+    The per cent sign is passed over; None: no number, as with a denominator of zero.
     """
     match = _NUMBER.fullmatch(without_spaces(text))
     if match is None:
@@ -213,6 +214,10 @@ def read_number(text: str) -> Fraction | None:
     part = {k: v or "" for k, v in match.groupdict().items()}
     if part["decimal"]:
         value = Fraction(part["decimal"].rstrip("."))
+    elif part["exact"]:
+        value = Fraction("0" + part["exact"] + "0")
+        places = len(part["exact"].partition(".")[2])
+        value += Fraction(int(part["repeated"]), 10**places * (10 ** len(part["repeated"]) - 1))
     else:
         above, below = int(part["plain_a"] or part["a"]), int(part["plain_b"] or part["b"])
         if below == 0:
