@@ -164,6 +164,11 @@ def test_final_answer_follows_the_last_mark(text, value):
         "#### I do not know.\n\nProblem: 72 apples",
         *("#### 72 thousand", "2^72", "= 8 x 72", "= 8 times 72", "8\N{DIVISION SIGN}72"),
         *("sqrt(72)", "log 72", "It is 72 million"),
+        *("72k", "$72K.", "72M", "It is 72B", "#### 72k", "#### $72M", "#### 72 k", "#### 72bn"),
+        *("#### 72 thousands", "72 dozens", "72 trillion", "72 halves", "#### 72-thousand"),
+        *("#### 72!", "#### 72/", "#### 72 minus", "#### 72 -", "#### 72 +", "#### 72 point five"),
+        *("#### 72 times two", "#### 72 or so", "#### 72 is wrong", "#### it isn't 72"),
+        *("#### ++72", "#### 5 +72", "#### + 72", "#### +-72"),
     ],
 )
 def test_gsm8k_refuses_a_number_that_is_not_the_result(text):
@@ -177,6 +182,16 @@ def test_gsm8k_refuses_a_number_that_is_not_the_result(text):
         "#### $72.00",
         "####\n72",
         "#### 72\nProblem: 5",
+        *("#### +72", "####+72", "#### +$72", "#### **+72**", "#### $72$", "#### 72%"),
+        *(
+            "#### 72 more apples",
+            "#### 72 times",
+            "#### 72 miles/hour",
+            "#### 72 kg",
+            "72m",
+            "72km",
+        ),
+        *("#### 72 Bananas", "It is 72!", "#### 72.", "#### 72 (apples)", "#### 72 orders"),
         "8 * 9 = 72 apples",
         "x = 72",
     ],
@@ -216,8 +231,11 @@ def test_hostile_text_takes_linear_time():
         "-" * 200_000,
         "9^9^9^9",
         "**" * 99_999,
+        "2" + " " * 200_000,
+        "#### 2" + " " * 200_000,
     ]
-    assert last_number(texts, answer=["1"] * 6) == [0.0] * 6
+    assert last_number(texts, answer=["1"] * 8) == [0.0] * 8
+    assert gsm8k(texts, answer=["1"] * 8) == [0.0] * 8
 
 
 def test_short_names_lead_to_functions():

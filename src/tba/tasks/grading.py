@@ -43,6 +43,7 @@ _MAX_DEPTH = 12
 """Brackets of an expression may be nested this deep; those of MATH are, 3."""
 _MAX_ELEMENTS = 20
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_WORDS_BEHIND = re.compile(r"[\d})%]\s+([a-zA-Z]{2,}.*)", re.DOTALL)
 _CHOICE = re.compile(r"\(([A-Z])\)\s*\S")
 _WORD = re.compile(r"[A-Za-z.]+")
 _LETTERS = (
@@ -58,6 +59,8 @@ _INEQUALITY = re.compile(
     r"(?:(?P<left>[^<>]+?)(?P<above><|\\le(?![a-z])))?\s*[a-z]\s*"
     r"(?P<relation><|>|\\[lg]e(?![a-z]))(?P<right>[^<>=]+)"
 )
+_RELATION = re.compile(r"(<|>|\\[lg]e(?![a-z]))")
+_MIRRORED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 
 
 def math(completions: Sequence[Any], answer: Sequence[Any]) -> list[float]:
@@ -72,8 +75,15 @@ def math(completions: Sequence[Any], answer: Sequence[Any]) -> list[float]:
 
 
 def is_same_answer(gold: str, found: str) -> bool:
-    """Say whether an answer is the gold one; both are LaTeX or plain text without dollar signs."""
-    return _is_same(normal_form(gold), normal_form(found))
+    """Say whether an answer is the gold one; both are LaTeX or plain text without dollar signs.
+
+    `3,125` without a space is read both as a number and as a list: MATH writes both so.
+    """
+    readings = [
+        (normal_form(gold, thousands=thousands), normal_form(found, thousands=thousands))
+        for thousands in (True, False)
+    ]
+    return any(_is_same(*reading) for reading in dict.fromkeys(readings))
 
 
 def _is_same(gold: str, found: str) -> bool:
@@ -114,7 +124,7 @@ def _same_number(gold: str, found: str) -> bool | None:
     """Compare two numbers; a percentage is its number or a hundredth of it. None: not both are."""
     a, b = read_number(gold), read_number(found)
     if a is not None and b is None and closes_itself(found):
-        b = read_number(found[1:-1])  # else it is a tuple's two elements, of which a is none
+        b = read_number(found[1:-1])
     if a is None or b is None:
         return None
     if gold.endswith("%") == found.endswith("%"):
@@ -135,7 +145,7 @@ def _same_list(gold: str, found: str) -> bool | None:
 
 def _same_group(gold: str, found: str) -> bool | None:
     """Compare tuples and intervals: the same brackets, and the same elements in order."""
-    if closes_itself(gold) and (match := _INEQUALITY.fullmatch(found)):
+    if closes_itself(gold) and (match := _INEQUALITY.fullmatch(_ascending(found))):
         found = _interval(**match.groupdict(default=""))
     groups = [closes_itself(text) for text in (gold, found)]
     if groups == [False, False]:
@@ -148,6 +158,15 @@ def _same_group(gold: str, found: str) -> bool | None:
         and (gold[0], gold[-1]) == (found[0], found[-1])
         and _match_in_order(*parts)
     )
+
+
+def _ascending(text: str) -> str:
+    """Write `2 < x` as `x > 2`, and `2 > x > 1` as `1 < x < 2`; other texts stay."""
+    parts = _RELATION.split(text)
+    descends = len(parts) == 5 and {parts[1], parts[3]} <= {">", "\\ge"}
+    if descends or (len(parts) == 3 and re.fullmatch(r"\s*[a-z]\s*", parts[2])):
+        return "".join(_MIRRORED.get(part, part) for part in reversed(parts))
+    return text
 
 
 def _interval(left: str, above: str, relation: str, right: str) -> str:
@@ -201,6 +220,8 @@ def _same_expression(gold: str, found: str) -> bool:
         return False
     if "\\text{" in found and "\\text{" not in gold:
         return False  # words that are no unit
+    if (words := _WORDS_BEHIND.search(found)) and words[1] not in gold:
+        return False  # nor are these, though math-verify passes them over
     has_decimals = "." in found and _WITH_DECIMALS.fullmatch(found)
     if has_decimals and "." not in gold and not _RATIONAL.fullmatch(gold):
         return False  # a rounded value of an exact one

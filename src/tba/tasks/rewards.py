@@ -7,7 +7,7 @@ What counts as the answer of a response, `last_number`:
 
 * its last number, equal in value to the answer: `53`, `53.`, `53.0`, `$53`, `**53**`, `1,053`;
 * which is a result, no operand: the `79` of `5+79`, of `8 x 79`, of `2^79` and of `sqrt(79)`, and
-  the `6` of `53 is 47 + 6` are refused, and so is `79 thousand`;
+  the `6` of `53 is 47 + 6` are refused, and so are `79 thousand` and `79k`;
 * and is well written: `053`, `1,05`, `x53`, `5.3.0` and `= - 53` (a sign set apart) are refused.
 
 `arithmetic` is stricter where a response has no words: it must be the number alone (`53`, `53.`) or
@@ -35,6 +35,7 @@ _ASCII_SIGNS = str.maketrans(
     {"\N{MINUS SIGN}": "-", "\N{EN DASH}": "-", "\N{MULTIPLICATION SIGN}": "*"}
 )
 _BOLD = re.compile(r"(?<!\d)\*\*|\*\*(?!\d)")
+_PLUS_SIGN = re.compile(r"^\s*\+(?=\$?[0-9])")
 _NUMERAL = re.compile(r"[0-9][0-9.,]*")
 _WELL_WRITTEN = re.compile(r"(?:0|[1-9]\d*|[1-9]\d{0,2}(?:,\d{3})+)(?:\.\d+)?")
 _OPERATOR_BEFORE = re.compile(
@@ -43,9 +44,17 @@ _OPERATOR_BEFORE = re.compile(
     re.IGNORECASE,
 )
 _MULTIPLE_BEHIND = re.compile(
-    r"\s*(?:\^|\b(?:dozen|hundred|thousand|million|billion|squared|cubed)\b)", re.IGNORECASE
+    r"\s*(?:\^|(?:-\s*)?\b(?:(?:dozen|hundred|thousand|(?:m|b|tr)illion)s?|squared|cubed|doubled|tripled"
+    r"|halves|thirds|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths)\b"
+    r"|(?-i:[kKMB]|bn|mn)(?![a-zA-Z]))",
+    re.IGNORECASE,
 )
-_NOT = re.compile(r"\bnot\b", re.IGNORECASE)
+_OPERATOR_BEHIND = re.compile(
+    r"\s*(?:[-!+*/\N{DIVISION SIGN}]|\b(?:plus|minus|over|point|or|divided|multiplied"
+    r"|times (?:one|two|three|four|five|six|seven|eight|nine|ten))\b)",
+    re.IGNORECASE,
+)
+_NOT = re.compile(r"\b(?:not|never|wrong|incorrect|false)\b|n't\b", re.IGNORECASE)
 _NO_WORDS = re.compile(r"[\d\s.,+\-*/=]*")
 
 
@@ -92,14 +101,16 @@ def gsm8k(completions: Sequence[Any], answer: Sequence[Any]) -> list[float]:
 def find_final_answer(text: str) -> Decimal | None:
     """Return the number after the last `####`, or the last number where there is no `####`.
 
-    It must be the one number of its line.
+    It must be the one number of its line, without an operator behind it; a plus sign may precede.
     """
     _, mark, end = text.rpartition("####")
     if not mark:
         return find_last_number(text)
-    line = _plain(end.lstrip().partition("\n")[0])
+    line = _PLUS_SIGN.sub("", _plain(end.lstrip().partition("\n")[0]))
     numerals = list(islice(_NUMERAL.finditer(line), 2))
-    return _value(line, numerals[0]) if len(numerals) == 1 and not _NOT.search(line) else None
+    if len(numerals) != 1 or _NOT.search(line) or _OPERATOR_BEHIND.match(line, numerals[0].end()):
+        return None
+    return _value(line, numerals[0])
 
 
 def find_last_number(text: str) -> Decimal | None:
