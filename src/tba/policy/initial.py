@@ -1,7 +1,6 @@
 """The initial policy of a run and first reference: loaded or built, and perhaps warm-started."""
 
 import logging
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from tba.config import Config
 from tba.policy.adapters import check_installed
 from tba.policy.build import build_policy
 from tba.policy.loading import load_policy
-from tba.run.durable import storage_errors
+from tba.run.durable import new_folder, storage_errors
 from tba.tasks import load_task
 from tba.warm_start import warm_start
 
@@ -38,15 +37,13 @@ def initial_model(
 
 
 def _make(config: Config, folder: Path, device: torch.device, tell: Callable[[str], None]) -> None:
-    unfinished = folder.with_name(folder.name + ".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    source = config.model.model_name_or_path or str(unfinished)
-    if config.model.build is not None:
-        build_policy(config.model.build, unfinished, config.seed)
-    if config.warm_start.steps > 0:
-        tell(f"warm start: {config.warm_start.steps} supervised steps")
-        _warm_start(config, source, unfinished, device)
-    unfinished.rename(folder)
+    with new_folder(folder, "initial model") as unfinished:
+        source = config.model.model_name_or_path or str(unfinished)
+        if config.model.build is not None:
+            build_policy(config.model.build, unfinished, config.seed)
+        if config.warm_start.steps > 0:
+            tell(f"warm start: {config.warm_start.steps} supervised steps")
+            _warm_start(config, source, unfinished, device)
 
 
 def _warm_start(config: Config, source: str, target: Path, device: torch.device) -> None:
