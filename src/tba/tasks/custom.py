@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tba.config.search import Given
-from tba.config.task import CustomTaskConfig, PreferenceTaskConfig
+from tba.config.task import CustomTaskConfig
 from tba.errors import DataError, UserCodeError
 from tba.references import describe, load_file, user_code
 from tba.tasks.answers import read_demonstrations, read_pairs, read_some_demonstrations
@@ -103,11 +103,11 @@ def _require_picklable(rows: Sequence[Row], source: str) -> None:
                 ) from error
 
 
-def held_out_source(config: CustomTaskConfig | PreferenceTaskConfig) -> str:
+def held_out_source(config: CustomTaskConfig) -> str:
     """Say where the held-out rows come from."""
     if config.test_file is not None:
         return str(config.test_file)
-    return f"the held-out rows of {getattr(config, 'file', None) or config.train_file}"
+    return f"the held-out rows of {config.file or config.train_file}"
 
 
 def hold_out(rows: int, share: float, source: str) -> tuple[list[int], list[int]]:

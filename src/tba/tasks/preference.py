@@ -57,7 +57,7 @@ def load_preference(
             eos_ids=tuple(eos_ids),
         ),
         pass_threshold=None,
-        measures=(Comparison(judge, given_answers(task.test, held_out_source(config))),),
+        measures=(Comparison(judge, given_answers(task.test, held_out_source(rows))),),
         compares_with_reference=judge is not None,
     )
 
