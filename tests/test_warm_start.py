@@ -8,6 +8,7 @@ from tba.config import BuildConfig, Config, ModelConfig
 from tba.config.load import load_config
 from tba.engines import Sampling
 from tba.engines.torch_engine import TorchEngine
+from tba.errors import DivergedError
 from tba.policy import build_policy, load_policy
 from tba.records import FinishReason, Query
 from tba.warm_start import warm_start
@@ -91,3 +92,10 @@ def test_micro_batches_change_neither_loss_nor_policy(policy):
     (whole, weight), (cut, same) = found
     assert cut == pytest.approx(whole, rel=1e-5)
     torch.testing.assert_close(same, weight, rtol=0, atol=1e-5)
+
+
+def test_fine_tuning_without_a_finite_loss_is_no_result(policy):
+    with torch.no_grad():
+        next(policy.model.parameters()).fill_(math.nan)
+    with pytest.raises(DivergedError, match=r"cross-entropy is nan after 3 steps: lower the"):
+        warm_start(policy, _rows(policy), _config(steps=3))

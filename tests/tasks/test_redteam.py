@@ -3,6 +3,7 @@
 import hashlib
 import math
 import pickle
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from tba.tasks import Scorer, load_task
 from tba.tasks.base import Answered
 from tba.tasks.classifiers import load_classifier
 from tba.tasks.embedding import Embedder
+from tba.tasks.redteam import _by_prompt
 from tba.tasks.redteam_measures import Diversity, attack_success, diversity
 from tba.tasks.redteam_reward import AttackReward
 from tiny_runs import CHARACTERS
@@ -353,3 +355,11 @@ def test_an_embedding_does_not_depend_on_its_neighbours(minilm):
     texts = ["short", "a text that is a good deal longer than the other one"]
     alone = np.concatenate([Embedder(minilm, "cpu")([text]) for text in texts])
     np.testing.assert_allclose(Embedder(minilm, "cpu")(texts), alone, atol=1e-5)
+
+
+def test_prompts_are_told_apart_whatever_their_messages_hold():
+    def asked(day):
+        message = {"role": "user", "content": "x", "at": datetime(2026, 1, day, tzinfo=UTC)}
+        return {"prompt": [message]}
+
+    assert _by_prompt([asked(1), asked(2), asked(1)]) == [[0, 2], [1]]
